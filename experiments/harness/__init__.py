@@ -1,0 +1,1 @@
+"""What experiments share: flags and errors, methods, the measuring loop, run folders, summaries."""

@@ -1,0 +1,55 @@
+"""How an experiment starts and how it fails: one clear message and exit code 2, never a traceback, for bad input."""
+import os
+import pathlib
+import sys
+
+from absl import app
+from absl import flags
+import jax
+
+
+def run(main) -> None:
+  """Runs `main()` under absl; flag errors and ValueErrors end the process with one message and code 2.
+
+  SPECJAX_TRACEBACK=1 in the environment shows where an error came from.
+  """
+
+  def parse(argv):
+    try:
+      rest = flags.FLAGS(argv)
+    except flags.Error as error:
+      fail(error)
+    if len(rest) > 1:
+      fail(f"unexpected argument {rest[1]!r}: options are given as --name=value (see --help)")
+    return rest
+
+  def guarded(_):
+    keep_compiled_programs()
+    try:
+      main()
+    except (ValueError, OSError) as error:
+      if os.environ.get("SPECJAX_TRACEBACK"):
+        raise
+      fail(error)
+
+  app.run(guarded, flags_parser=parse)
+
+
+def fail(message) -> None:
+  """Prints `message` to standard error and exits with code 2."""
+  text = str(message).strip()
+  print(f"error: {text}", file=sys.stderr, flush=True)
+  sys.exit(2)
+
+
+def cache_folder() -> pathlib.Path:
+  """Where specjax keeps what it can make again: weights fetched, programs compiled."""
+  return pathlib.Path(os.environ.get("SPECJAX_CACHE", "~/.cache/specjax")).expanduser()
+
+
+def keep_compiled_programs() -> None:
+  """Turns the persistent compilation cache on for every program, however fast it compiled."""
+  if not jax.config.jax_compilation_cache_dir:
+    jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "programs"))
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+  jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -1,0 +1,27 @@
+"""Writes the report of a finished or interrupted run: `python -m experiments.report RUN_DIR`."""
+
+from collections.abc import Sequence
+import pathlib
+import sys
+
+from absl import app
+
+from experiments.report import page
+
+
+def main(argv: Sequence[str]) -> int:
+  """Returns the exit code: 0, or 2 after one message on standard error."""
+  if len(argv) != 2:
+    print(f"report: give one run folder, got {len(argv) - 1}: python -m experiments.report RUN_DIR", file=sys.stderr)
+    return 2
+  try:
+    path = page.write_report(pathlib.Path(argv[1]))
+  except (ValueError, OSError) as error:
+    print(f"report: {error}", file=sys.stderr)
+    return 2
+  print(path)
+  return 0
+
+
+if __name__ == "__main__":
+  app.run(main)

@@ -1,0 +1,199 @@
+"""Puts the page together: the facts of the run, its warnings, tables, plots and outputs, in one file.
+
+The page opens without a network. Model, prompt and method text reaches it through the template's autoescape only, and
+a content policy admits no script but the page's own.
+"""
+
+import base64
+import collections
+from collections.abc import Sequence
+import dataclasses
+import hashlib
+import json
+import pathlib
+import shlex
+from typing import Any
+
+import jinja2
+import markupsafe
+
+from experiments.report import figures, outputs, run_folder, tables
+from experiments.report.run_folder import ALL, PLAIN
+
+_HERE = pathlib.Path(__file__).parent
+_OPEN = 3  # requests shown unfolded
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+  """One temperature and batch size: its tables and plots. `title` is empty where the run has only one setting."""
+  title: str
+  findings: list[tables.Finding]
+  results: tables.Table | None
+  languages: tables.Table | None
+  costs: tables.Table | None
+  plots: list[figures.Plot]
+  no_interval: bool
+
+
+def write_report(outdir: pathlib.Path) -> pathlib.Path:
+  """Writes `report.html` and `plots/*.png` into a run folder.
+
+  Args:
+    outdir: a run folder with `summary.json`; `config.json`, `environment.json` and `requests.jsonl` as far as the run
+      got.
+
+  Returns:
+    The path of the page.
+
+  Raises:
+    ValueError: the folder holds no run that can be read; the message names the file.
+  """
+  outdir = pathlib.Path(outdir)
+  run = run_folder.load(outdir)
+  random = _random_weights(run)
+  appearance = dict.fromkeys(group["method"] for group in run.groups)
+  methods = sorted(appearance, key=lambda method: method != PLAIN)
+  shown, left_out = outputs.select(run.requests, methods)
+  styles = figures.Styles(methods)
+  script = (_HERE / "report.js").read_text(encoding="utf-8")
+  environment = jinja2.Environment(
+      loader=jinja2.FileSystemLoader(_HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
+      lstrip_blocks=True)
+  html = environment.get_template("report.html.j2").render(
+      title=f"{run.config.get('target') or outdir.name}: speculative decoding",
+      facts=_facts(run, methods), command=_command(run), warnings=_warnings(run, methods, random), random=random,
+      settings=_settings(run, methods, outdir / "plots", random), plain=PLAIN, drafting=styles.drafting,
+      colour=styles.colour, columns=tables.RESULTS, cost_columns=tables.COSTS, requests=shown, left_out=left_out,
+      categories=list(dict.fromkeys(request.category for request in shown)), open_first=_OPEN,
+      records=[(name, json.dumps(record, indent=2, ensure_ascii=False)) for name, record in (
+          ("config.json", run.config), ("environment.json", run.environment)) if record],
+      script=markupsafe.Markup(script), style=markupsafe.Markup((_HERE / "report.css").read_text(encoding="utf-8")),
+      script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode())
+  path = outdir / "report.html"
+  path.write_text(html, encoding="utf-8", errors="xmlcharrefreplace")  # half a surrogate pair is possible in a piece
+  return path
+
+
+def _settings(run: run_folder.Run, methods: Sequence[str], plots: pathlib.Path, random: bool) -> list[Setting]:
+  """The tables and plots of each temperature and batch size."""
+  cells = {}
+  for group in run.groups:
+    cells.setdefault((group["temperature"], group["batch_size"]), []).append(group)
+  result = []
+  for temperature, batch in sorted(cells, key=lambda key: [(value is None, value or 0) for value in key]):
+    groups = cells[temperature, batch]
+    pooled = [group for group in groups if group["language"] == ALL]
+    labels = [_text(value) for value in (temperature, batch)]
+    title = "temperature {}, batch size {}".format(*labels) if len(cells) > 1 else ""
+    suffix = "_t{}_b{}".format(*labels) if len(cells) > 1 else ""
+    drafting = [method for method in methods if method != PLAIN]
+    result.append(Setting(
+        title=title,
+        findings=[] if random else tables.findings(pooled, drafting),
+        results=tables.build(pooled, methods, tables.RESULTS, rates=not random),
+        languages=tables.build(
+            [group for group in groups if group["language"] != ALL], methods, tables.RESULTS, rates=not random),
+        costs=tables.build(pooled, methods, tables.COSTS, rates=not random, keep_empty=False),
+        plots=[] if random else figures.draw_all(pooled, methods, plots, suffix),
+        no_interval=any(group["speedup"] is not None and group["speedup_interval"] is None and group["method"] != PLAIN
+                        for group in pooled)))
+  return result
+
+
+def _facts(run: run_folder.Run, methods: Sequence[str]) -> list[tuple[str, str]]:
+  """The head of the page: what was run, on what, when. Unknown facts are a dash."""
+  config, environment = run.config, run.environment
+  packages = environment.get("packages") or {}
+  overall = [group for group in run.groups if group["category"] == ALL and group["language"] == ALL]
+  produced = sum(group["output_tokens"] or 0 for group in overall)
+  facts = [
+      ("target", config.get("target")),
+      ("methods", config.get("methods") or list(methods)),
+      ("workload", config.get("workload")),
+      ("temperature", config.get("temperature", _values(run, "temperature"))),
+      ("batch size", config.get("batch_size", _values(run, "batch_size"))),
+      ("tokens", f"at most {_text(config.get('max_new_tokens'))} a request; {produced:,.0f} over all methods"),
+      ("devices", _devices(environment)),
+      ("CPU", environment.get("cpu_model")),
+      ("jax", packages.get("jax")),
+      ("revision", environment.get("git_revision")),
+      ("date", environment.get("date"))]
+  return [(name, _text(value)) for name, value in facts]
+
+
+def _warnings(run: run_folder.Run, methods: Sequence[str], random: bool) -> list[str]:
+  """What a reader must know before believing a number."""
+  result = list(run.warnings)
+  if random:
+    result.insert(0, "Random weights: shapes only. No rate of this run says anything about a model.")
+  if _on_cpu(run.environment):
+    result.append("Measured on a CPU: ratios between methods can differ on an accelerator.")
+  wanted = [run.config["methods"]] if isinstance(run.config.get("methods"), str) else run.config.get("methods") or []
+  missing = [str(method) for method in wanted if str(method) not in methods]
+  if missing:
+    result.append(f"Partial run: no results for {', '.join(missing)}.")
+  for method in _fewer_requests(run):
+    result.append(f"Partial run: {method} has fewer requests than other methods in at least one category.")
+  for method in methods:
+    if "lossy" in method.lower():
+      result.append(f"{method} is lossy: its outputs do not follow the target's law.")
+  for group in run.groups:
+    same = group["identical_to_plain"]
+    if group["category"] == group["language"] == ALL and same and same[0] < same[1] and group["temperature"] == 0:
+      result.append(f"{group['method']}: {same[0]:g} of {same[1]:g} greedy outputs are identical to plain decoding "
+                    f"(batch size {_text(group['batch_size'])}, gap {tables.gap(group['first_difference_gap'])}).")
+  return list(dict.fromkeys(result))
+
+
+def _fewer_requests(run: run_folder.Run) -> list[str]:
+  """The methods that did fewer requests than another one somewhere."""
+  most = collections.defaultdict(float)
+  cells = []
+  for group in run.groups:
+    cell = tuple(group[name] for name in ("category", "language", "temperature", "batch_size"))
+    cells.append((cell, group["method"], group["requests"] or 0))
+    most[cell] = max(most[cell], group["requests"] or 0)
+  return list(dict.fromkeys(method for cell, method, requests in cells if requests < most[cell]))
+
+
+def _random_weights(run: run_folder.Run) -> bool:
+  return bool(run.config.get("random_weights")) or run.config.get("weights") == "random"
+
+
+def _on_cpu(environment: dict[str, Any]) -> bool:
+  if environment.get("backend"):
+    return environment["backend"] == "cpu"
+  devices = environment.get("devices")
+  return bool(devices) and "cpu" in str(devices).lower()
+
+
+def _devices(environment: dict[str, Any]) -> str | None:
+  """The devices by kind, counted."""
+  devices = environment.get("devices")
+  if not isinstance(devices, list):
+    return devices
+  kinds = [device.get("kind") or device.get("device_kind") if isinstance(device, dict) else device
+           for device in devices]
+  counts = collections.Counter(map(_text, kinds))
+  return ", ".join(kind if count == 1 else f"{count} × {kind}" for kind, count in counts.items())
+
+
+def _command(run: run_folder.Run) -> str:
+  command = run.config.get("command") or run.environment.get("command")
+  return shlex.join(map(str, command)) if isinstance(command, list) else _text(command)
+
+
+def _values(run: run_folder.Run, name: str) -> list[Any]:
+  return sorted({group[name] for group in run.groups if group[name] is not None})
+
+
+def _text(value: Any) -> str:
+  """A value of the configuration as a reader expects it."""
+  if value is None or value == "" or value == []:
+    return tables.DASH
+  if isinstance(value, list | tuple):
+    return ", ".join(map(_text, value))
+  if isinstance(value, dict):
+    return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
+  return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,223 @@
+"""The tables of the page: which columns there are, what they mean, and how a cell of the summary becomes text."""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+from typing import Any
+
+from experiments.report.run_folder import ALL
+
+Group = dict[str, Any]
+DASH = "–"  # a value the run does not have
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+  """A cell: its text, a smaller note behind it, and "good", "bad" or "" for how it should be read."""
+  text: str
+  note: str = ""
+  tone: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+  """A column: its title, its meaning, its cell for a group, and whether it says something with random weights."""
+  title: str
+  meaning: str
+  cell: Callable[[Group], Cell]
+  rate: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+  """The rows of one category: `(method, cells)` pairs under a title."""
+  title: str
+  rows: list[tuple[str, list[Cell]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+  """Columns and sections, ready for the template."""
+  columns: list[Column]
+  sections: list[Section]
+
+
+def decimal(value: float | None, places: int) -> str:
+  """A number with a fixed number of decimal places and separated thousands."""
+  return DASH if value is None else f"{value:,.{places}f}"
+
+
+def short(value: float | None) -> str:
+  """A number of any size with about three digits."""
+  if value is None:
+    return DASH
+  return decimal(value, 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0)
+
+
+def percent(value: float | None) -> str:
+  return DASH if value is None else f"{100 * value:.1f}%"
+
+
+def times(value: float | None) -> str:
+  """A ratio to plain decoding."""
+  return DASH if value is None else f"{value:.2f}×"
+
+
+def gap(value: float | None) -> str:
+  """A difference of logits, which may be tiny."""
+  return DASH if value is None else f"{value:.2g}"
+
+
+def size(value: float | None) -> str:
+  """Bytes in binary units."""
+  if value is None:
+    return DASH
+  for unit in ("B", "KiB", "MiB"):
+    if value < 1024:
+      return f"{short(value)} {unit}"
+    value /= 1024
+  return f"{short(value)} GiB"
+
+
+def speedup_cell(group: Group) -> Cell:
+  """The speedup with its interval; it has a tone only where the interval leaves out 1."""
+  interval = group["speedup_interval"]
+  if group["speedup"] is None or interval is None:
+    return Cell(times(group["speedup"]))
+  low, high = interval
+  tone = "good" if low > 1 else "bad" if high < 1 else ""
+  return Cell(times(group["speedup"]), f"[{low:.2f}, {high:.2f}]", tone)
+
+
+def _identical(group: Group) -> Cell:
+  if group["identical_to_plain"] is None:
+    return Cell(DASH)
+  same, total = group["identical_to_plain"]
+  return Cell(f"{same:g} of {total:g}", tone="bad" if same < total else "")
+
+
+def _quality(group: Group) -> Cell:
+  quality = group["quality"]
+  if isinstance(quality, dict):
+    return Cell(", ".join(f"{key} {_plain(value)}" for key, value in quality.items()) or DASH)
+  return Cell(_plain(quality))
+
+
+def _plain(value: Any) -> str:
+  return DASH if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _field(form: Callable[..., str], *path: str) -> Callable[[Group], Cell]:
+  """The cell of one number of a group, found by its path."""
+  def cell(group: Group) -> Cell:
+    value = group
+    for key in path:
+      value = value.get(key)
+    return Cell(form(value))
+  return cell
+
+
+def _count(name: str) -> Callable[[Group], Cell]:
+  return _field(lambda value: decimal(value, 0), name)
+
+
+def _percentiles(name: str) -> Callable[[Group], Cell]:
+  def cell(group: Group) -> Cell:
+    return Cell(" / ".join(short(group[name].get(key)) for key in ("p50", "p95", "p99")) if group[name] else DASH)
+  return cell
+
+
+RESULTS = (
+    Column("requests", "Requests measured.", _count("requests"), rate=False),
+    Column("output tokens", "Tokens delivered, cut at the same stop for every method.", _count("output_tokens"),
+           rate=False),
+    Column("tokens / step", "Output tokens per verify pass of the target, the new token included.",
+           _field(short, "tokens_per_step")),
+    Column("acceptance", "Accepted over drafted tokens, pooled. A dash where nothing was drafted.",
+           _field(percent, "acceptance_rate")),
+    Column("tokens / s", "Output tokens per second.", _field(short, "tokens_per_second")),
+    Column("speedup", "Against plain decoding, with the 95% interval of a paired bootstrap over requests. No interval "
+           "below 8 requests. ▲ and ▼: the whole interval lies above or below 1.", speedup_cell),
+    Column("without repeats", "The speedup without the requests that hold repeating output.",
+           _field(times, "speedup_without_repeats")),
+    Column("repeated", "Output tokens inside a span that repeats three times or more in a row.",
+           _field(percent, "repeated_share")),
+    Column("TTFT p50", "Time to the first token, milliseconds, median.",
+           _field(short, "time_to_first_token_ms", "p50")),
+    Column("TPOT p50", "Time per output token after the first, milliseconds, median.",
+           _field(short, "time_per_output_token_ms", "p50")),
+    Column("latency p50 / p95 / p99", "Time of the whole request, milliseconds.", _percentiles("latency_ms")),
+    Column("identical", "Requests whose tokens equal those of plain decoding (greedy only).", _identical, rate=False),
+    Column("gap", "Difference of the two largest logits where the first token differed from plain decoding.",
+           _field(gap, "first_difference_gap"), rate=False))
+
+COSTS = (
+    Column("draft ms", "Drafting, milliseconds per step.", _field(short, "draft_ms")),
+    Column("verify ms", "The target's pass, milliseconds per step.", _field(short, "verify_ms")),
+    Column("commit ms", "Writing the accepted path into the cache, milliseconds per step.",
+           _field(short, "commit_ms")),
+    Column("other ms", "The rest of a step, milliseconds.", _field(short, "other_ms")),
+    Column("plain step ms", "A step of plain decoding, milliseconds.", _field(short, "plain_step_ms")),
+    Column("verify cost", "The verify pass over a plain step.", _field(times, "verify_cost_ratio")),
+    Column("predicted", "The speedup that the cost model predicts from acceptance and step costs.",
+           _field(times, "predicted_speedup")),
+    Column("bandwidth", "Share of the device's memory bandwidth in use.",
+           _field(percent, "utilization", "memory_bandwidth")),
+    Column("arithmetic", "Share of the device's arithmetic peak in use.", _field(percent, "utilization", "arithmetic")),
+    Column("weights", "Peak memory of the target's weights.", _field(size, "peak_memory_bytes", "weights")),
+    Column("cache", "Peak memory of the cache.", _field(size, "peak_memory_bytes", "cache")),
+    Column("draft", "Peak memory of the drafter.", _field(size, "peak_memory_bytes", "draft")),
+    Column("quality", "The workload's own score of the outputs.", _quality))
+
+
+def build(groups: Sequence[Group], methods: Sequence[str], columns: Sequence[Column], *, rates: bool,
+          keep_empty: bool = True) -> Table | None:
+  """Lays the groups out by category and language, the overall rows first.
+
+  Args:
+    groups: the cells of one setting.
+    methods: the order of the rows within a section.
+    columns: the columns, in order.
+    rates: False shows a dash in every column that means nothing with random weights.
+    keep_empty: False leaves out the columns that hold nothing but dashes.
+
+  Returns:
+    The table; None where there is nothing to show.
+  """
+  titles = {}
+  for group in groups:
+    titles.setdefault((group["category"], group["language"]), []).append(group)
+  sections = []
+  for category, language in sorted(titles, key=lambda key: key[0] != ALL):
+    title = category if language == ALL else f"{category} · {language}"
+    members = sorted(titles[category, language], key=lambda group: methods.index(group["method"]))
+    sections.append(Section("all categories" if title == ALL else title, [
+        (group["method"], [column.cell(group) if rates or not column.rate else Cell(DASH) for column in columns])
+        for group in members]))
+  kept = [i for i in range(len(columns)) if keep_empty or any(
+      row[i].text != DASH for section in sections for _, row in section.rows)]
+  if not sections or not kept:
+    return None
+  return Table([columns[i] for i in kept], [
+      Section(section.title, [(method, [row[i] for i in kept]) for method, row in section.rows])
+      for section in sections])
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+  """What one method gained: overall, and in the categories where it gained least and most."""
+  method: str
+  overall: Cell
+  lowest: str
+  highest: str
+
+
+def findings(groups: Sequence[Group], methods: Sequence[str]) -> list[Finding]:
+  """One line per drafting method; categories without a speedup are left out."""
+  result = []
+  for method in methods:
+    own = [group for group in groups if group["method"] == method and group["speedup"] is not None]
+    overall = next((speedup_cell(group) for group in own if group["category"] == ALL), Cell(DASH))
+    ranked = sorted((group for group in own if group["category"] != ALL), key=lambda group: group["speedup"])
+    ends = [f"{times(group['speedup'])} {group['category']}" for group in (ranked[:1] + ranked[-1:])] or [DASH, DASH]
+    result.append(Finding(method, overall, *ends))
+  return result

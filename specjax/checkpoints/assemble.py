@@ -1,0 +1,229 @@
+"""From the tensors of a checkpoint to a decoder's fused matrices, whatever the file format.
+
+A format says how its tensors are named (`Names`) and how their rows are read (`TensorSource`). This module knows where
+each one goes, refuses a missing, extra or misshapen tensor by name, and fills each destination a few rows at a time
+straight into the memory that the weights keep: loading needs one copy of the weights and two small blocks of rows.
+"""
+import concurrent.futures
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Optional, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.checkpoints.errors import CheckpointError
+from specjax.models.config import DecoderConfig
+from specjax.models.weights import DecoderWeights, LayerWeights
+
+# Values converted at a time: half a megabyte in float32 stays in a core's cache, and makes each numpy call long enough
+# that two threads do not wait for the interpreter lock (measured: 64k values lose a third, 1M half).
+_CHUNK_VALUES = 1 << 17
+_THREADS = 2
+# XLA on CPU adopts a numpy buffer without a copy when it starts on this boundary.
+_ALIGNMENT = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+  """How one format calls the tensors of a decoder; `{}` stands for the layer's number.
+
+  Attributes:
+    embedding, final_norm, head: outside of the layers.
+    attention_norm, query, key, value, attention_out, mlp_norm, gate, up, down: matrices and norms of a layer.
+    query_bias, key_bias, value_bias: read when the configuration has `qkv_bias`.
+  """
+  embedding: str
+  final_norm: str
+  head: str
+  attention_norm: str
+  query: str
+  key: str
+  value: str
+  query_bias: str
+  key_bias: str
+  value_bias: str
+  attention_out: str
+  mlp_norm: str
+  gate: str
+  up: str
+  down: str
+
+
+class TensorSource(Protocol):
+  """An open checkpoint. `rows` is called from several threads at once.
+
+  Attributes:
+    path: for messages.
+    shapes: name -> row-major shape of every tensor of the checkpoint.
+  """
+  path: object
+  shapes: Mapping[str, tuple[int, ...]]
+
+  def rows(self, name: str, start: int, stop: int) -> np.ndarray:
+    """Rows start to stop of a tensor: f[stop - start, ...] in any floating dtype; raises CheckpointError."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+  """Where one tensor goes: rows `start` onwards of `field` (of `layer`, or of the decoder when None).
+
+  `interleaved_heads` > 0 says that the rows are stored with the two halves of each head's rotary pairs interleaved.
+  """
+  field: str
+  layer: Optional[int]
+  start: int
+  shape: tuple[int, ...]
+  interleaved_heads: int = 0
+
+
+def places(config: DecoderConfig, names: Names, *, interleaved: bool = False) -> dict[str, Place]:
+  """The table of a decoder: tensor name -> place, in the order in which the rows of a destination follow each other.
+
+  Args:
+    config: of the decoder; `tied` says that there is no head, `qkv_bias` that the projections have biases.
+    names: of the format.
+    interleaved: query and key rows are stored for even-odd rotary pairs and go to the half layout.
+
+  Returns:
+    Every tensor that the checkpoint must hold.
+  """
+  e, m, c = config.width, config.mlp_width, config.head_width
+  q, k = config.heads * c, config.kv_heads * c
+  q_heads, k_heads = (config.heads, config.kv_heads) if interleaved else (0, 0)
+  table = {names.embedding: Place("embedding", None, 0, (config.vocab_size, e)),
+           names.final_norm: Place("final_norm", None, 0, (e,))}
+  if not config.tied:
+    table[names.head] = Place("head", None, 0, (config.vocab_size, e))
+  for layer in range(config.layers):
+    rows = [
+      (names.attention_norm, "attention_norm", 0, (e,), 0),
+      (names.query, "qkv", 0, (q, e), q_heads),
+      (names.key, "qkv", q, (k, e), k_heads),
+      (names.value, "qkv", q + k, (k, e), 0),
+      (names.attention_out, "attention_out", 0, (e, q), 0),
+      (names.mlp_norm, "mlp_norm", 0, (e,), 0),
+      (names.gate, "gate_up", 0, (m, e), 0),
+      (names.up, "gate_up", m, (m, e), 0),
+      (names.down, "down", 0, (e, m), 0),
+    ]
+    if config.qkv_bias:
+      rows += [(names.query_bias, "qkv_bias", 0, (q,), q_heads),
+               (names.key_bias, "qkv_bias", q, (k,), k_heads),
+               (names.value_bias, "qkv_bias", q + k, (k,), 0)]
+    for name, field, start, shape, heads in rows:
+      table[name.format(layer)] = Place(field, layer, start, shape, heads)
+  return table
+
+
+def half_layout_rows(heads: int, rows: int) -> np.ndarray:
+  """Destination row of each stored row when rotary pairs are stored interleaved: i64[rows].
+
+  Stored row (head, pair, part) belongs at (head, part, pair): part 0 is a head's first half, part 1 its second.
+  """
+  return np.arange(rows).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
+
+
+def check(table: Mapping[str, Place], source: TensorSource, *, ignored=frozenset(), hints: Mapping[str, str] = {}):
+  """Raises CheckpointError naming the first tensor that is missing, extra or misshapen.
+
+  Args:
+    table: what must be there.
+    source: what is there.
+    ignored: names that may be there and are not read.
+    hints: name -> what an extra tensor of that name means, for the message.
+  """
+  for name, place in table.items():
+    if name not in source.shapes:
+      raise CheckpointError(f"{source.path}: tensor {name!r} is missing (shape {place.shape} expected): the checkpoint "
+                            "is incomplete or of another family than its configuration says")
+    if tuple(source.shapes[name]) != place.shape:
+      raise CheckpointError(f"{source.path}: tensor {name!r} has shape {tuple(source.shapes[name])}; the configuration "
+                            f"asks for {place.shape}")
+  for name in source.shapes:
+    if name not in table and name not in ignored:
+      why = hints.get(name, "nothing of this family uses it, so the model would not be the one that was saved")
+      raise CheckpointError(f"{source.path}: extra tensor {name!r} of shape {tuple(source.shapes[name])}: {why}")
+
+
+def check_equal(source: TensorSource, name: str, other: str) -> None:
+  """Raises CheckpointError unless two tensors of one checkpoint are equal, shapes included."""
+  shape = tuple(source.shapes[name])
+  if shape != tuple(source.shapes[other]):
+    raise CheckpointError(f"{source.path}: tensor {name!r} has shape {shape}; it is declared to be {other!r}, which has "
+                          f"{tuple(source.shapes[other])}")
+  for start, stop in _chunks(shape):
+    if not np.array_equal(source.rows(name, start, stop), source.rows(other, start, stop)):
+      raise CheckpointError(f"{source.path}: tensor {name!r} differs from {other!r} (rows {start} to {stop}) although "
+                            "the configuration ties them: set tie_word_embeddings to false, or drop the tensor")
+
+
+def assemble(config: DecoderConfig, table: Mapping[str, Place], source: TensorSource, dtype=jnp.float32) -> DecoderWeights:
+  """Reads every tensor of a checked table into its place.
+
+  Args:
+    config: of the decoder.
+    table: from `places`; `check` has passed.
+    source: the open checkpoint.
+    dtype: of the weights kept.
+
+  Returns:
+    The weights, on the default device. On CPU they share memory with numpy buffers that nobody else holds.
+
+  Raises:
+    CheckpointError: a tensor cannot be read.
+  """
+  # One block of memory for a layer: large enough for the system's huge pages, which halve the cost of touching it.
+  blocks = {}
+  for name, place in table.items():
+    key = place.field if place.layer is None else place.layer
+    blocks.setdefault(key, {}).setdefault((place.layer, place.field), []).append((name, place))
+  with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+    # The largest (the embedding, the head) come first, so that no thread is left alone with one at the end.
+    built = {}
+    for block in pool.map(lambda fields: _build_block(fields, source, dtype), blocks.values()):
+      built.update(block)
+  layers = tuple(
+    LayerWeights(**{field.name: built.get((layer, field.name)) for field in dataclasses.fields(LayerWeights)})
+    for layer in range(config.layers))
+  return DecoderWeights(embedding=built[None, "embedding"], layers=layers, final_norm=built[None, "final_norm"],
+                        head=built.get((None, "head")))
+
+
+def _build_block(fields, source, dtype):
+  """Fills the destinations of one block: {key: [(tensor name, place), ...]} -> {key: array on the device}."""
+  shapes = {}
+  for key, parts in fields.items():
+    last = parts[-1][1]
+    shapes[key] = last.start + last.shape[0], *last.shape[1:]
+  buffers = dict(zip(shapes, _aligned_empty(shapes.values(), dtype)))
+  for key, parts in fields.items():
+    for name, place in parts:
+      _fill(buffers[key][place.start:place.start + place.shape[0]], source, name, place)
+  return {key: jax.device_put(buffer, may_alias=True) for key, buffer in buffers.items()}
+
+
+def _fill(target: np.ndarray, source: TensorSource, name: str, place: Place) -> None:
+  order = half_layout_rows(place.interleaved_heads, place.shape[0]) if place.interleaved_heads else None
+  for start, stop in _chunks(place.shape):
+    target[slice(start, stop) if order is None else order[start:stop]] = source.rows(name, start, stop)
+
+
+def _chunks(shape):
+  step = max(1, _CHUNK_VALUES // math.prod(shape[1:]))
+  return [(start, min(start + step, shape[0])) for start in range(0, shape[0], step)]
+
+
+def _aligned_empty(shapes, dtype) -> list[np.ndarray]:
+  """Uninitialised arrays in one block of memory, each starting on the alignment."""
+  dtype, shapes = np.dtype(dtype), list(shapes)
+  sizes = [-(-math.prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT for shape in shapes]
+  raw = np.empty(sum(sizes) + _ALIGNMENT, np.uint8)
+  at = -raw.ctypes.data % _ALIGNMENT
+  found = []
+  for shape, size in zip(shapes, sizes):
+    found.append(raw[at:at + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape))
+    at += size
+  return found

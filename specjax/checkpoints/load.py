@@ -1,0 +1,46 @@
+"""One door for every checkpoint: configuration, weights and tokenizer by name."""
+import dataclasses
+import pathlib
+
+import jax
+import jax.numpy as jnp
+
+from specjax.checkpoints import gguf
+from specjax.checkpoints import safetensors
+from specjax.checkpoints.errors import CheckpointError
+from specjax.checkpoints.gguf_header import read_header
+from specjax.checkpoints.registry import resolve
+from specjax.checkpoints.tokenizer import Tokenizer
+from specjax.models.config import DecoderConfig
+from specjax.models.weights import DecoderWeights
+
+
+def load(name: str | pathlib.Path, *, dtype=None) -> tuple[DecoderConfig, DecoderWeights, Tokenizer]:
+  """Finds and reads a model.
+
+  Args:
+    name: a known name, a .gguf file, a Hugging Face folder or a Hub id (see `registry.resolve`).
+    dtype: of the weights kept; None is float32 on CPU, where bfloat16 is eight times slower, and bfloat16 elsewhere.
+
+  Returns:
+    The configuration (`eos_ids` and `num_tokens` from the tokenizer), the weights and the tokenizer.
+
+  Raises:
+    CheckpointError: the model cannot be found, read or honoured; the message says why and what to do.
+  """
+  path = resolve(name)
+  if dtype is None:
+    dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
+  # The tokenizer first: it is quick to read and quick to refuse.
+  if path.is_dir():
+    tokenizer = Tokenizer.from_folder(path)
+    config, weights = safetensors.read_folder(path, dtype)
+  else:
+    header = read_header(path)
+    tokenizer = Tokenizer.from_gguf(header)
+    config, weights = gguf.read_gguf(path, dtype, header=header)
+  if tokenizer.vocab_size > config.vocab_size:
+    raise CheckpointError(f"{path}: the tokenizer has {tokenizer.vocab_size} tokens and the embedding only "
+                          f"{config.vocab_size} rows: they are not of the same model")
+  eos_ids = tokenizer.eos_ids or config.eos_ids
+  return dataclasses.replace(config, num_tokens=tokenizer.vocab_size, eos_ids=eos_ids), weights, tokenizer

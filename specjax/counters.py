@@ -1,0 +1,80 @@
+"""What a run counts. Numerators and denominators are kept; ratios are derived, pooled, and null when undefined.
+
+Only emitted tokens count: a draft that was accepted behind a stop counts for nobody.
+
+Letters: B batch rows, D greatest depth.
+"""
+from flax import struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@struct.dataclass
+class Counters:
+  """Per row, so that pooling is a sum over rows."""
+  steps: jax.Array                 # i32[B]; verify passes that the row took part in
+  output_tokens: jax.Array         # i32[B]
+  drafted_tokens: jax.Array        # i32[B]; valid drafted nodes that were verified
+  accepted_tokens: jax.Array       # i32[B]; drafted tokens that were emitted
+  drafted_per_position: jax.Array  # i32[B, D]; steps whose draft reached depth d + 1
+  trials_per_position: jax.Array   # i32[B, D]; those of them that emitted a token there, drafted or new
+  accepted_per_position: jax.Array  # i32[B, D]; those of them that emitted the draft
+  steps_per_width: jax.Array       # i32[B, W]; steps verified at each width
+
+
+def zero_counters(rows: int, depth: int, widths: int) -> Counters:
+  """Counters of a batch at its start."""
+  zeros = lambda *shape: jnp.zeros((rows, *shape), jnp.int32)
+  return Counters(steps=zeros(), output_tokens=zeros(), drafted_tokens=zeros(), accepted_tokens=zeros(),
+                  drafted_per_position=zeros(depth), trials_per_position=zeros(depth),
+                  accepted_per_position=zeros(depth), steps_per_width=zeros(widths))
+
+
+def count_step(counters: Counters, *, active: jax.Array, drafted: jax.Array, reach: jax.Array, accepted: jax.Array,
+               emitted: jax.Array, width_index: jax.Array) -> Counters:
+  """Adds one step.
+
+  Args:
+    counters: so far.
+    active: bool[B], rows that take part.
+    drafted: i32[B], valid drafted nodes. reach: i32[B], depth of the deepest.
+    accepted: i32[B], drafted tokens on the accepted path. emitted: i32[B], tokens that are let out after the cut.
+    width_index: i32, which width the step was verified at.
+  """
+  accepted = jnp.minimum(accepted, emitted)
+  position = jnp.arange(counters.drafted_per_position.shape[1])[None]
+  width = jnp.arange(counters.steps_per_width.shape[1])[None]
+  add = lambda total, value: total + jnp.where(active.reshape(-1, *[1] * (total.ndim - 1)), value, 0).astype(jnp.int32)
+  return Counters(
+      steps=add(counters.steps, 1),
+      output_tokens=add(counters.output_tokens, emitted),
+      drafted_tokens=add(counters.drafted_tokens, drafted),
+      accepted_tokens=add(counters.accepted_tokens, accepted),
+      drafted_per_position=add(counters.drafted_per_position, position < reach[:, None]),
+      trials_per_position=add(counters.trials_per_position, position < jnp.minimum(reach, emitted)[:, None]),
+      accepted_per_position=add(counters.accepted_per_position, position < accepted[:, None]),
+      steps_per_width=add(counters.steps_per_width, width == width_index))
+
+
+def ratios(totals: dict) -> dict:
+  """Ratios of pooled counts, under the names of the result schema; a ratio without a denominator is None.
+
+  Args:
+    totals: the fields of `Counters` summed over rows and requests, as numbers and lists.
+
+  Returns:
+    tokens_per_step (output tokens over verify passes, the new token included), acceptance_rate (accepted over
+    drafted), accepted_per_position (over all steps that drafted) and conditional_per_position (over the steps whose
+    draft reached that position and whose earlier positions were all accepted).
+  """
+  divide = lambda a, b: float(a) / float(b) if b else None
+  accepted = np.asarray(totals["accepted_per_position"], np.int64)
+  trials = np.asarray(totals["trials_per_position"], np.int64)
+  drafting = int(totals["drafted_per_position"][0]) if accepted.size else 0
+  return {
+      "tokens_per_step": divide(totals["output_tokens"], totals["steps"]),
+      "acceptance_rate": divide(totals["accepted_tokens"], totals["drafted_tokens"]),
+      "accepted_per_position": [divide(a, drafting) for a in accepted] if drafting else None,
+      "conditional_per_position": [divide(a, t) for a, t in zip(accepted, trials)] if drafting else None,
+  }

@@ -1,0 +1,194 @@
+"""One pure step for every method, and what it is made of: prefill, draft, verify, step.
+
+A row with `length` known tokens has `length - 1` of them in the cache. A step drafts a tree below the pending token,
+verifies it in one forward pass of the target, in the smallest width that holds it, and commits what the verifier
+accepts. The drivers `generate` and `stream` stand in `drivers.py`.
+
+Letters: B batch rows, T nodes, S slots, D greatest depth, V vocabulary, E model width.
+"""
+import functools
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+
+from specjax import cache as cache_lib
+from specjax import counters as counters_lib
+from specjax import keys as keys_lib
+from specjax import sampling
+from specjax import stopping
+from specjax import tree as tree_lib
+from specjax.proposers import base as proposers
+from specjax.verifiers import base as verifiers
+
+WIDTHS = (1, 4, 8, 16, 32, 64)  # multiples of 4: others cost a CPU more than the next of these
+
+
+@struct.dataclass
+class DecodeState:
+  """Everything that a step reads and writes, on the device. Rows are independent."""
+  tokens: jax.Array                 # i32[B, S]; prompt and output
+  drafted: jax.Array                # bool[B, S]; output tokens that were accepted drafts
+  length: jax.Array                 # i32[B]; known tokens
+  start: jax.Array                  # i32[B]; prompt tokens
+  limit: jax.Array                  # i32[B]; prompt tokens and budget
+  reason: jax.Array                 # i32[B]; stopping.RUNNING, STOP or LENGTH
+  cache: cache_lib.KVCache
+  proposer: proposers.State
+  keys: jax.Array                   # key[B]; the rows' keys
+  params: sampling.SamplingParams
+  rules: stopping.StopRules
+  counters: counters_lib.Counters
+
+  @property
+  def active(self) -> jax.Array:
+    """bool[B]; rows that still run."""
+    return self.reason == stopping.RUNNING
+
+  def context(self) -> proposers.Context:
+    """What a proposer sees."""
+    return proposers.Context(tokens=self.tokens, length=self.length, active=self.active,
+                             budget=self.limit - self.length, params=self.params, rules=self.rules)
+
+
+@struct.dataclass
+class Outcome:
+  """What the verify half hands on. The accepted path is padded to D + 1 nodes, whatever the width."""
+  verdict: verifiers.Verdict
+  tokens: jax.Array              # i32[B, D + 1]; tokens of the path's nodes, the pending one first
+  hidden: jax.Array              # f[B, D + 1, E]
+  in_flight: cache_lib.InFlight  # L x [B, K, D + 1, C]
+  reach: jax.Array               # i32[B]; depth of the deepest drafted node
+  drafted: jax.Array             # i32[B]; drafted nodes that were verified
+  width_index: jax.Array         # i32; which of the widths was used
+
+
+def widths_for(max_nodes: int) -> tuple[int, ...]:
+  """At most three widths that a proposer of `max_nodes` nodes can fill: 1, its own, and the one below that.
+
+  Raises:
+    ValueError: beyond the greatest width.
+  """
+  if max_nodes > WIDTHS[-1]:
+    raise ValueError(f"a proposer of {max_nodes} nodes (root included) is wider than the widest step, {WIDTHS[-1]}")
+  top = next(i for i, width in enumerate(WIDTHS) if width >= max_nodes)
+  return tuple(sorted({WIDTHS[0], WIDTHS[max(top - 1, 0)], WIDTHS[top]}))
+
+
+def draft(target, proposer, state: DecodeState) -> tuple[tree_lib.TokenTree, proposers.State]:
+  """The first half of a step: a tree of `proposer.max_nodes` nodes a row, and the proposer's new state."""
+  with jax.named_scope("draft"):
+    return proposer.propose(target, state.cache, state.proposer, state.context(), state.keys)
+
+
+def verify(target, proposer, verifier, state: DecodeState, tree: tree_lib.TokenTree) -> Outcome:
+  """The second half: one forward pass over the tree, in the smallest width that holds the batch's drafts.
+
+  Rows that have ended draft nothing. With several rows, drafts are verified only when at least half of the running
+  rows have one, because in a batch the width costs every row.
+  """
+  widths = widths_for(proposer.max_nodes)
+  size = jnp.where(state.active, tree.size, 1)
+  if size.shape[0] > 1:
+    worth = 2 * jnp.sum(size > 1) >= jnp.sum(state.active)
+    size = jnp.where(worth, size, 1)
+  tree = _widen(tree.replace(size=size), widths[-1])
+  mode = state.params.mode()
+  branches = [functools.partial(_verify_at, target, verifier, proposer.max_depth, width) for width in widths]
+  index = jnp.sum(jnp.max(size) > jnp.array(widths[:-1], jnp.int32)).astype(jnp.int32)
+  verdict, tokens, hidden, in_flight, reach = jax.lax.switch(index, branches, state, tree, mode)
+  return Outcome(verdict=verdict, tokens=tokens, hidden=hidden, in_flight=in_flight, reach=reach, drafted=size - 1,
+                 width_index=index)
+
+
+def step(target, proposer, verifier, state: DecodeState) -> DecodeState:
+  """One step: draft, verify, commit. Pure; rows that have ended pass through unchanged.
+
+  Args:
+    target: see `models.base.Target`. proposer: see `proposers.base.Proposer`. verifier: see `verifiers.base.Verifier`.
+    state: after `prefill` or another step; every running row must have room for D + 1 tokens or for its budget.
+  """
+  tree, proposer_state = draft(target, proposer, state)
+  outcome = verify(target, proposer, verifier, state.replace(proposer=proposer_state), tree)
+  return commit(target, proposer, state.replace(proposer=proposer_state), outcome)
+
+
+def commit(target, proposer, state: DecodeState, outcome: Outcome) -> DecodeState:
+  """Lets out what was accepted: cuts at a stop, writes cache and text, tells the proposer, counts."""
+  with jax.named_scope("commit"):
+    active, accepted = state.active, outcome.verdict.accepted
+    place = jnp.arange(outcome.tokens.shape[1], dtype=jnp.int32)[None]
+    following = jnp.pad(outcome.tokens[:, 1:], ((0, 0), (0, 1)))
+    emitted = jnp.where(place < accepted[:, None], following, outcome.verdict.token[:, None])
+    count, reason = stopping.cut(emitted, jnp.where(active, accepted + 1, 0), _history(state),
+                                 state.limit - state.length, state.rules)
+    cache = state.cache.commit(outcome.in_flight, count)
+    committed = proposers.Committed(tokens=outcome.tokens, following=emitted,
+                                    positions=state.length[:, None] - 1 + place, hidden=outcome.hidden, count=count,
+                                    path=outcome.verdict.path)
+    slots = state.tokens.shape[1]
+    slot = jnp.where(place < count[:, None], state.length[:, None] + place, slots)
+    row = jnp.arange(count.shape[0])[:, None]
+    return state.replace(
+        tokens=state.tokens.at[row, slot].set(emitted, mode="drop"),
+        drafted=state.drafted.at[row, slot].set(place < accepted[:, None], mode="drop"),
+        length=state.length + count,
+        reason=jnp.where(active, reason, state.reason),
+        cache=cache,
+        proposer=proposer.observe(target, state.proposer, committed),
+        counters=counters_lib.count_step(state.counters, active=active, drafted=outcome.drafted, reach=outcome.reach,
+                                         accepted=accepted, emitted=count, width_index=outcome.width_index))
+
+
+def prefill_chunk(target, proposer, state: DecodeState, mask: jax.Array) -> DecodeState:
+  """Commits the next chunk of every row's prompt, up to its last token but one.
+
+  The last prompt token stays pending: it is the first root, so the first step drafts already and every output token
+  belongs to a verify pass.
+
+  Args:
+    target, proposer, state: as in `step`.
+    mask: bool[N, N], the causal mask of a chunk of N tokens. An argument, because XLA folds a constant one for every
+      layer.
+  """
+  with jax.named_scope("prefill"):
+    chunk = mask.shape[0]
+    batch, slots = state.tokens.shape
+    positions = state.cache.length[:, None] + jnp.arange(chunk, dtype=jnp.int32)[None]
+    pick = lambda place: jnp.take_along_axis(state.tokens, jnp.minimum(place, slots - 1), axis=1)
+    tokens = pick(positions)
+    count = jnp.clip(state.start - 1 - state.cache.length, 0, chunk)
+    out = target.forward(tokens, positions, jnp.broadcast_to(mask, (batch, chunk, chunk)), state.cache)
+    committed = proposers.Committed(tokens=tokens, following=pick(positions + 1), positions=positions,
+                                    hidden=out.hidden, count=count, path=None)
+    return state.replace(cache=state.cache.commit(out.in_flight, count),
+                         proposer=proposer.observe(target, state.proposer, committed))
+
+
+def _verify_at(target, verifier, depth, width, state, tree, mode):
+  tree = tree.narrow(width)
+  depth_here = min(depth, width - 1)
+  mask = tree_lib.ancestors(tree.parents, depth_here)
+  node_depth = tree_lib.depths(mask)
+  positions = state.length[:, None] - 1 + node_depth
+  out = target.forward(tree.tokens, positions, mask, state.cache)
+  uniforms = keys_lib.token_uniforms(state.keys, positions + 1)
+  verdict = verifier.draw(target.logits(out.hidden), tree, state.params, mode, uniforms, depth)
+  tokens = jnp.take_along_axis(tree.tokens, verdict.path, axis=1)
+  hidden = jnp.take_along_axis(out.hidden, verdict.path[:, :, None], axis=1)
+  reach = jnp.max(jnp.where(tree.valid, node_depth, 0), axis=1)
+  return verdict, tokens, hidden, out.in_flight.take(verdict.path), reach
+
+
+def _widen(tree, width):
+  """Pads to `width` nodes; the added ones are not valid."""
+  extra = ((0, 0), (0, width - tree.width))
+  return tree.replace(tokens=jnp.pad(tree.tokens, extra), parents=jnp.pad(tree.parents, extra))
+
+
+def _history(state):
+  """The last output tokens of each row before the burst, -1 where there are fewer: i32[B, W - 1]."""
+  reach = state.rules.sequences.shape[-1] - 1
+  place = state.length[:, None] - reach + jnp.arange(reach, dtype=jnp.int32)[None]
+  tokens = jnp.take_along_axis(state.tokens, jnp.maximum(place, 0), axis=1)
+  return jnp.where(place >= state.start[:, None], tokens, -1)

@@ -1,0 +1,20 @@
+"""From a name to a model: weights, configuration and tokenizer, put together as a target."""
+from specjax import checkpoints
+from specjax.models import decoder
+
+
+def load(name: str, *, dtype=None):
+  """Loads a target and its tokenizer.
+
+  Args:
+    name: a known name such as "smollm2-135m", a path to a GGUF file or to a Hugging Face style folder, or a Hub id.
+    dtype: of the weights; float32 on a CPU and bfloat16 on an accelerator by default.
+
+  Returns:
+    (target, tokenizer): a `models.decoder.Decoder` and a `checkpoints.Tokenizer`.
+
+  Raises:
+    ValueError: names what is missing, foreign or broken, and what to do (`checkpoints.CheckpointError`).
+  """
+  config, weights, tokenizer = checkpoints.load(name, dtype=dtype)
+  return decoder.Decoder(weights=weights, config=config), tokenizer

@@ -1,0 +1,85 @@
+"""A decoder-only target: Llama and Qwen2, with parts chosen by configuration.
+
+Letters: B batch rows, T nodes, S slots, V vocabulary, E model width, L layers, H query heads, K key/value heads,
+G = H / K, C head width, M feed-forward width.
+"""
+import functools
+
+import chex
+from flax import struct
+import jax
+import jax.numpy as jnp
+
+from specjax import cache as cache_lib
+from specjax.models import base
+from specjax.models import config as config_lib
+from specjax.models import layers
+from specjax.models import weights as weights_lib
+
+
+@struct.dataclass
+class Decoder:
+  """A decoder: weights are leaves, the configuration is static. Implements `base.Target`."""
+  weights: weights_lib.DecoderWeights
+  config: config_lib.DecoderConfig = struct.field(pytree_node=False)
+
+  @property
+  def vocab_size(self) -> int:
+    return self.config.num_tokens
+
+  @property
+  def max_context(self) -> int:
+    return self.config.max_context
+
+  @property
+  def eos_ids(self) -> tuple[int, ...]:
+    return self.config.eos_ids
+
+  def init_cache(self, batch: int, slots: int) -> cache_lib.KVCache:
+    c = self.config
+    return cache_lib.empty_cache(batch, c.layers, c.kv_heads, slots, c.head_width, self.weights.embedding.dtype)
+
+  def forward(self, tokens, positions, mask, cache) -> base.ForwardOutput:
+    """See `base.Target.forward`."""
+    chex.assert_equal_shape([tokens, positions])
+    chex.assert_shape(mask, (*tokens.shape, tokens.shape[1]))
+    c = self.config
+    with jax.named_scope("forward"):
+      visible = jnp.arange(cache.slots)[None] < cache.length[:, None]
+      cos, sin = layers.rotary_angles(positions, c.head_width, c.rope_theta)
+      x = jnp.take(self.weights.embedding, tokens, axis=0, mode="clip")
+      keys, values = [], []
+      for layer, cached_keys, cached_values in zip(self.weights.layers, cache.keys, cache.values, strict=True):
+        x, k, v = _block(c, layer, x, cos, sin, visible, mask, cached_keys, cached_values)
+        keys.append(k)
+        values.append(v)
+      hidden = layers.rms_norm(x, self.weights.final_norm, c.norm_eps)
+    return base.ForwardOutput(hidden=hidden, in_flight=cache_lib.InFlight(tuple(keys), tuple(values)))
+
+  def logits(self, hidden: jax.Array) -> jax.Array:
+    """See `base.Target.logits`."""
+    with jax.named_scope("head"):
+      head = self.weights.embedding if self.weights.head is None else self.weights.head
+      return layers.linear(hidden, head)[..., :self.config.num_tokens].astype(jnp.float32)
+
+
+# One traced function that every layer calls: tracing and lowering a step costs one layer, not L.
+@functools.partial(jax.jit, static_argnums=0)
+def _block(c: config_lib.DecoderConfig, layer, x, cos, sin, visible, mask, cached_keys, cached_values):
+  """One layer: x f[B, T, E] -> x, keys f[B, K, T, C], values f[B, K, T, C]."""
+  batch, width = x.shape[:2]
+  heads, kv, size = c.heads, c.kv_heads, c.head_width
+  with jax.named_scope("attention"):
+    qkv = layers.linear(layers.rms_norm(x, layer.attention_norm, c.norm_eps), layer.qkv, layer.qkv_bias)
+    qkv = qkv.reshape(batch, width, heads + 2 * kv, size)
+    turned = layers.rotate(qkv[:, :, :heads + kv], cos, sin, c.rope_layout)
+    query = (turned[:, :, :heads] * size ** -0.5).reshape(batch, width, kv, heads // kv, size).transpose(0, 2, 3, 1, 4)
+    keys = turned[:, :, heads:].transpose(0, 2, 1, 3)
+    values = qkv[:, :, heads + kv:].transpose(0, 2, 1, 3)
+    out = layers.attend(query, cached_keys, cached_values, keys, values, visible, mask)
+    out = out.transpose(0, 3, 1, 2, 4).reshape(batch, width, heads * size)
+    x = x + layers.linear(out, layer.attention_out)
+  with jax.named_scope("mlp"):
+    gate, up = jnp.split(layers.linear(layers.rms_norm(x, layer.mlp_norm, c.norm_eps), layer.gate_up), 2, axis=-1)
+    x = x + layers.linear(jax.nn.silu(gate) * up, layer.down)
+  return x, keys, values

@@ -1,0 +1,69 @@
+"""What the step asks of a proposer: a pytree with pure methods, written in one file and swapped in one line.
+
+Letters: B batch rows, T nodes, S tokens of the buffer, D greatest depth.
+"""
+from typing import Any, Protocol
+
+from flax import struct
+import jax
+
+from specjax import cache as cache_lib
+from specjax import sampling
+from specjax import stopping
+from specjax import tree as tree_lib
+from specjax.models import base as models
+
+State = Any
+
+
+@struct.dataclass
+class Context:
+  """What is known of each row before a step; the cache holds `length - 1` of these tokens."""
+  tokens: jax.Array               # i32[B, S]; prompt and output
+  length: jax.Array               # i32[B]
+  active: jax.Array               # bool[B]; rows that still run
+  budget: jax.Array               # i32[B]; output tokens that the row may still emit
+  params: sampling.SamplingParams
+  rules: stopping.StopRules
+
+  @property
+  def pending(self) -> jax.Array:
+    """The last known token of each row, the root of the next tree: i32[B]."""
+    return jax.numpy.take_along_axis(self.tokens, self.length[:, None] - 1, axis=1)[:, 0]
+
+
+@struct.dataclass
+class Committed:
+  """Tokens that entered the cache in a prefill chunk or a step, the one door through which a proposer learns."""
+  tokens: jax.Array     # i32[B, N]; committed tokens in text order
+  following: jax.Array  # i32[B, N]; the token after each of them
+  positions: jax.Array  # i32[B, N]
+  hidden: jax.Array     # f[B, N, E]; the target's final hidden state at each of them
+  count: jax.Array      # i32[B]; how many of the N are real
+  path: jax.Array | None  # i32[B, N]; their nodes in the tree; None in prefill
+
+
+class Proposer(Protocol):
+  """A way of drafting. Its parameters are leaves; `max_nodes` and `max_depth` are static.
+
+  `max_nodes` counts the root; a proposer that never drafts has 1 and 0.
+  """
+
+  @property
+  def max_nodes(self) -> int: ...
+
+  @property
+  def max_depth(self) -> int: ...
+
+  def init(self, target: models.Target, batch: int, capacity: int) -> State:
+    """The state of `batch` rows that will hold at most `capacity` tokens."""
+
+  def propose(self, target: models.Target, cache: cache_lib.KVCache, state: State, context: Context,
+              keys: jax.Array) -> tuple[tree_lib.TokenTree, State]:
+    """Drafts a tree of at most `max_nodes` nodes below `context.pending`; a row with nothing to draft has size 1.
+
+    `keys` are the rows' keys, key[B]. Rows are independent: nothing that a row drafts may depend on its neighbours.
+    """
+
+  def observe(self, target: models.Target, state: State, committed: Committed) -> State:
+    """Learns what was committed."""

@@ -1,0 +1,70 @@
+"""Two drafters that know the target: the detectors that run for every proposer path and model family.
+
+A self drafter drafts exactly what the target will emit: anything but full acceptance is a fault in positions, masks,
+cache or randomness. An always-wrong drafter drafts anything but that: anything but the plain text is a fault, since
+every step then depends on rejected tokens leaving no trace.
+
+Letters: B batch rows, N drafted tokens, T nodes.
+"""
+from flax import struct
+import jax
+import jax.numpy as jnp
+
+from specjax import keys as keys_lib
+from specjax import sampling
+from specjax import tree as tree_lib
+
+
+@struct.dataclass
+class SelfDrafter:
+  """Drafts a chain of the target's own next tokens: the greedy ones, or the draws of the rows' token streams.
+
+  `shift` is added to every drafted token (modulo the vocabulary): 0 is the self drafter, anything else is wrong at
+  every place. `rows`, if given, limits drafting to rows whose index modulo its length selects True.
+  """
+  num_tokens: int = struct.field(pytree_node=False, default=4)
+  shift: int = struct.field(pytree_node=False, default=0)
+  rows: tuple[bool, ...] = struct.field(pytree_node=False, default=(True,))
+
+  @property
+  def max_nodes(self):
+    return self.num_tokens + 1
+
+  @property
+  def max_depth(self):
+    return self.num_tokens
+
+  def init(self, target, batch, capacity):
+    """No state."""
+    del target, batch, capacity
+    return ()
+
+  def propose(self, target, cache, state, context, keys):
+    """Runs the target over the growing chain; slow and exact."""
+    mode = context.params.mode()
+    batch, width = context.length.shape[0], self.num_tokens
+    truth = jnp.zeros((batch, width + 1), jnp.int32).at[:, 0].set(context.pending)
+    mask = jnp.broadcast_to(jnp.tril(jnp.ones((width, width), bool)), (batch, width, width))
+    positions = context.length[:, None] - 1 + jnp.arange(width, dtype=jnp.int32)[None]
+    uniforms = keys_lib.token_uniforms(keys, positions + 1)
+
+    def extend(i, truth):
+      out = target.forward(truth[:, :width], positions, mask, cache)
+      drawn = sampling.draw(target.logits(out.hidden), context.params, uniforms, mode)
+      return truth.at[:, i + 1].set(jnp.take_along_axis(drawn, jnp.full((batch, 1), i), axis=1)[:, 0])
+
+    truth = jax.lax.fori_loop(0, width, extend, truth)
+    draft = (truth[:, 1:] + self.shift) % target.vocab_size
+    wanted = jnp.array([self.rows[i % len(self.rows)] for i in range(batch)])
+    count = jnp.where(context.active & wanted, jnp.clip(context.budget - 1, 0, width), 0).astype(jnp.int32)
+    return tree_lib.chain(context.pending, draft, count), state
+
+  def observe(self, target, state, committed):
+    """Learns nothing."""
+    del target, committed
+    return state
+
+
+def always_wrong(num_tokens: int = 4, rows=(True,)) -> SelfDrafter:
+  """A drafter whose every token differs from the one that will be emitted in its place."""
+  return SelfDrafter(num_tokens=num_tokens, shift=1, rows=rows)

@@ -1,0 +1,77 @@
+"""A target whose logits are a hash of the path, so that all of decoding is tested without weights.
+
+The idea is that of `google-deepmind/mctx`'s tree tests: the model's state is a hash of its history. Here every token
+contributes a mix of itself and its position, a node sees the sum over what attention would let it see, and the logits
+are pseudo-random numbers keyed by that sum. Exact conditionals for any prefix, and one wrong mask bit, position, slot
+or committed token changes the answer. Slots behind `length` are poisoned: reading one changes it as well.
+
+Letters: B batch rows, T nodes, S slots, V vocabulary.
+"""
+from flax import struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import cache as cache_lib
+from specjax.models import base
+
+_POISON = 0x5EED5EED
+
+
+@struct.dataclass
+class DummyTarget:
+  """A hash-of-path model. Implements `models.base.Target`.
+
+  Attributes:
+    salt: u32, stands for the weights: another salt is another model, without a recompile.
+    vocab: V.
+    order: how many latest tokens the logits depend on; 0 for all. With a small order texts repeat, and prompt lookup
+      has something to find.
+    sharpness: greatest absolute logit.
+  """
+  salt: jax.Array | int = np.uint32(1)
+  vocab: int = struct.field(pytree_node=False, default=16)
+  order: int = struct.field(pytree_node=False, default=0)
+  sharpness: float = struct.field(pytree_node=False, default=3.0)
+  max_context: int = struct.field(pytree_node=False, default=4096)
+  eos_ids: tuple[int, ...] = struct.field(pytree_node=False, default=())
+
+  @property
+  def vocab_size(self) -> int:
+    return self.vocab
+
+  def init_cache(self, batch, slots):
+    """See `models.base.Target.init_cache`: "keys" are the mixes, "values" the positions."""
+    poison = lambda: (jnp.full((batch, 1, slots, 1), _POISON, jnp.uint32),)
+    return cache_lib.KVCache(keys=poison(), values=poison(), length=jnp.zeros((batch,), jnp.int32))
+
+  def forward(self, tokens, positions, mask, cache):
+    """See `models.base.Target.forward`."""
+    mixed = _mix(tokens.astype(jnp.uint32) * np.uint32(0x9E3779B1) + positions.astype(jnp.uint32) + self.salt)
+    place = positions.astype(jnp.uint32)
+    slot = jnp.arange(cache.slots)[None]
+    committed = jnp.broadcast_to((slot < cache.length[:, None])[:, None], (*tokens.shape, cache.slots))
+    near = lambda at: self._near(place[:, :, None], at[:, None, :])
+    old_mix, old_place = cache.keys[0][:, 0, :, 0], cache.values[0][:, 0, :, 0]
+    seen_old = jnp.where(committed & near(old_place), old_mix[:, None], 0).sum(-1, dtype=jnp.uint32)
+    seen_new = jnp.where(mask & near(place), mixed[:, None], 0).sum(-1, dtype=jnp.uint32)
+    block = cache_lib.InFlight(keys=(mixed[:, None, :, None],), values=(place[:, None, :, None],))
+    return base.ForwardOutput(hidden=_mix(seen_old + seen_new)[..., None], in_flight=block)
+
+  def logits(self, hidden):
+    """See `models.base.Target.logits`."""
+    ids = jnp.arange(self.vocab, dtype=jnp.uint32)
+    bits = _mix(hidden + ids * np.uint32(0x85EBCA77)) >> 8
+    return (bits.astype(jnp.float32) * np.float32(2.0 ** -23) - 1.0) * self.sharpness
+
+  def _near(self, place, other):
+    if not self.order:
+      return jnp.ones(jnp.broadcast_shapes(place.shape, other.shape), bool)
+    return place - other < np.uint32(self.order)  # unsigned: a later place is far away
+
+
+def _mix(x):
+  """A bijective mixing of u32 (the finalizer constants of MurmurHash3)."""
+  x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
+  x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
+  return x ^ (x >> 16)

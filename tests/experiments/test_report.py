@@ -1,0 +1,440 @@
+"""The report: what the page says, that it is safe to open, and that half a run is still readable."""
+
+import html.parser
+import json
+import pathlib
+import random
+import re
+import subprocess
+import sys
+
+import pytest
+
+from experiments import report
+from experiments.report import figures, outputs, page, tables
+
+HOSTILE = ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "' onmouseover='alert(1)", "</details></pre>",
+           "</span>&lt;b&gt;", "{{ 7 * 7 }}", "$\\frac{1}$", "\ud800", "\u202e"]
+DASH = tables.DASH
+
+
+def make_group(method="ngram", category="code", *, seed=0, **fields):
+  """A complete group of `summary.json` with plausible numbers."""
+  rng = random.Random(f"{method} {category} {seed}")
+  plain = method == "plain"
+  speedup = 1.0 if plain else round(rng.uniform(0.85, 2.4), 3)
+  conditional = [] if plain else [round(rng.uniform(0.5, 0.9) * 0.97**i, 3) for i in range(7)]
+  unconditional, product = [], 1.0
+  for value in conditional:
+    product *= value
+    unconditional.append(round(product, 4))
+  group = {
+      "method": method, "category": category, "language": "all", "temperature": 0.0, "batch_size": 1, "requests": 12,
+      "prompt_tokens": 2400, "output_tokens": 1536, "steps": 1536 if plain else 700,
+      "drafted_tokens": 0 if plain else 2900, "accepted_tokens": 0 if plain else 836,
+      "tokens_per_step": 1.0 if plain else 2.19, "acceptance_rate": None if plain else 0.288,
+      "accepted_per_position": unconditional, "conditional_per_position": conditional,
+      "tokens_per_second": 41.25 * speedup, "speedup": speedup,
+      "speedup_interval": None if plain else [round(speedup * 0.9, 3), round(speedup * 1.12, 3)],
+      "speedup_without_repeats": None if plain else round(speedup * 0.96, 3), "repeated_share": 0.053,
+      "time_to_first_token_ms": {"p50": 61.2, "p95": 80.0, "p99": 84.1},
+      "time_per_output_token_ms": {"p50": 23.9 / speedup, "p95": 28.0, "p99": 30.2},
+      "latency_ms": {"p50": 3120.4 / speedup, "p95": 3400.0, "p99": 3555.5},
+      "draft_ms": None if plain else round(rng.uniform(0.1, 9), 2), "verify_ms": 23.9 if plain else 31.7,
+      "commit_ms": 0.6, "other_ms": 0.9, "utilization": {"memory_bandwidth": 0.71, "arithmetic": 0.08},
+      "plain_step_ms": 24.1, "verify_cost_ratio": 1.0 if plain else 1.31,
+      "predicted_speedup": None if plain else round(speedup * rng.uniform(0.9, 1.1), 3),
+      "peak_memory_bytes": {"weights": 538 * 2**20, "cache": 23 * 2**20, "draft": None},
+      "identical_to_plain": None if plain else [12, 12], "first_difference_gap": None, "quality": None}
+  return {**group, **fields}
+
+
+def make_request(identity="r0", method="ngram", category="code", *, pieces=("def", " f", "(x)", ":", "\n", " return"),
+                 **fields):
+  """A complete line of `requests.jsonl`."""
+  drafted = [method != "plain" and i % 3 != 0 for i in range(len(pieces))]
+  line = {
+      "id": identity, "category": category, "language": "en", "method": method, "repeat": 0, "turn": 0,
+      "prompt": f"Write a function.\nRequest {identity}.", "token_ids": list(range(100, 100 + len(pieces))),
+      "pieces": list(pieces), "from_draft": drafted, "text": "".join(pieces), "finish_reason": "length",
+      "counters": {"steps": 3, "drafted_tokens": 9, "accepted_tokens": sum(drafted)},
+      "time_to_first_token_ms": 61.5, "latency_ms": 320.25}
+  return {**line, **fields}
+
+
+def write_run(folder, groups=None, requests=None, *, config=None, environment=None, **summary):
+  """A run folder; `None` for a part takes a small complete one."""
+  if groups is None:
+    groups = [make_group(m, c) for c in ("all", "code", "chat") for m in ("plain", "ngram", "suffix")]
+  if requests is None:
+    requests = [make_request(f"{c}-{i}", m, c) for c in ("code", "chat") for i in range(2)
+                for m in ("plain", "ngram", "suffix")]
+  folder.mkdir(parents=True, exist_ok=True)
+  dump = lambda name, value: (folder / name).write_text(json.dumps(value), encoding="utf-8")
+  dump("config.json", {
+      "target": "smollm2-135m", "methods": ["plain", "ngram", "suffix"], "workload": "mixed-48", "temperature": 0.0,
+      "max_new_tokens": 128, "command": ["python", "-m", "experiments.benchmark", "--note=two words"],
+      **(config or {})})
+  dump("environment.json", {
+      "packages": {"jax": "0.10.1"}, "backend": "gpu", "devices": ["NVIDIA H200", "NVIDIA H200"],
+      "cpu_model": "AMD EPYC 9654", "git_revision": "0123abc", "date": "2026-01-02T03:04:05Z", **(environment or {})})
+  dump("summary.json", {"schema": 1, "groups": groups, **summary})
+  (folder / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in requests), encoding="utf-8")
+  return folder
+
+
+class Page(html.parser.HTMLParser):
+  """The elements of a page as a browser would see them, its text, and the rows of its tables."""
+
+  VOID = {"meta", "img", "source", "br", "link", "input"}
+
+  def __init__(self, text):
+    super().__init__(convert_charrefs=True)
+    self.elements, self.stack, self.rows, self.unbalanced = [], [], [], []
+    self.pieces, self.visible = [], []
+    self.feed(text)
+    self.close()
+
+  def handle_starttag(self, tag, attrs):
+    self.elements.append((tag, dict(attrs)))
+    if tag not in self.VOID:
+      self.stack.append((tag, dict(attrs)))
+    if tag == "tr":
+      self.rows.append([])
+    if tag in ("td", "th"):
+      self.rows[-1].append("")
+    if self._in_token():
+      self.pieces.append("")
+
+  def handle_endtag(self, tag):
+    if not self.stack or self.stack[-1][0] != tag:
+      self.unbalanced.append(tag)
+    else:
+      self.stack.pop()
+
+  def handle_data(self, data):
+    tags = [tag for tag, _ in self.stack]
+    if "style" in tags or "script" in tags:
+      return
+    self.visible.append(data)
+    if "td" in tags or "th" in tags:
+      self.rows[-1][-1] += " ".join(data.split())
+    if self._in_token():
+      self.pieces[-1] += data
+
+  def _in_token(self):
+    return bool(self.stack) and self.stack[-1][0] == "span" and self.stack[-1][1].get("title", "").startswith("id ")
+
+  def named(self, tag):
+    return [attrs for name, attrs in self.elements if name == tag]
+
+  @property
+  def text(self):
+    return "".join(self.visible)
+
+  def row(self, *start):
+    """The first row whose cells begin so."""
+    return next(row for row in self.rows if tuple(row[:len(start)]) == start)
+
+
+def render(folder):
+  """Writes the report and parses it."""
+  path = report.write_report(folder)
+  assert path == folder / "report.html"
+  parsed = Page(path.read_text(encoding="utf-8"))
+  assert not parsed.unbalanced and not parsed.stack, "the page's elements must nest"
+  return parsed
+
+
+def assert_safe(parsed):
+  """Only the page's own script runs, and nothing is loaded from elsewhere."""
+  assert len(parsed.named("script")) <= 1
+  for tag, attrs in parsed.elements:
+    assert not [name for name in attrs if name.startswith("on")], (tag, attrs)
+    for name in ("src", "href", "srcset", "data", "action", "poster"):
+      assert (attrs.get(name) or "data:").startswith("data:"), (tag, attrs)
+  assert not {"iframe", "object", "embed", "link", "base", "form"} & {tag for tag, _ in parsed.elements}
+
+
+@pytest.fixture
+def no_plots(monkeypatch):
+  """For the tests that are not about plots: drawing is most of the time."""
+  monkeypatch.setattr(figures, "draw_all", lambda *args: [])
+
+
+def test_table_shows_every_cell_of_the_summary(tmp_path, no_plots):
+  groups = [make_group("plain", "all"), make_group(
+      "ngram", "all", requests=48, output_tokens=6144, tokens_per_step=2.194, acceptance_rate=0.3051,
+      tokens_per_second=61.04, speedup=1.5, speedup_interval=[1.2, 1.8], speedup_without_repeats=1.41,
+      repeated_share=0.05, time_to_first_token_ms={"p50": 61.23}, time_per_output_token_ms={"p50": 7.128},
+      latency_ms={"p50": 1234.5, "p95": 2000, "p99": 2400}, identical_to_plain=[47, 48], first_difference_gap=3.2e-5)]
+  parsed = render(write_run(tmp_path, groups))
+  assert parsed.row("method", "requests") == ["method"] + [column.title for column in tables.RESULTS]
+  assert parsed.row("ngram", "48") == [
+      "ngram", "48", "6,144", "2.19", "30.5%", "61.0", "1.50×[1.20, 1.80]", "1.41×", "5.0%", "61.2", "7.13",
+      "1,234 / 2,000 / 2,400", "47 of 48", "3.2e-05"]
+  assert "ngram: 47 of 48 greedy outputs are identical to plain decoding" in parsed.text
+
+
+def test_rows_are_grouped_by_category_with_the_overall_rows_first_and_plain_on_top(tmp_path, no_plots):
+  groups = [make_group(m, c) for c in ("code", "chat", "all") for m in ("suffix", "plain")]
+  parsed = render(write_run(tmp_path, groups))
+  first = next(i for i, row in enumerate(parsed.rows) if row[:1] == ["all categories"])
+  assert [row[0] for row in parsed.rows[first:first + 9]] == [
+      "all categories", "plain", "suffix", "code", "plain", "suffix", "chat", "plain", "suffix"]
+
+
+def test_header_names_the_run(tmp_path, no_plots):
+  text = render(write_run(tmp_path)).text
+  for fact in ("smollm2-135m", "plain, ngram, suffix", "mixed-48", "2 × NVIDIA H200", "AMD EPYC 9654", "0.10.1",
+               "0123abc", "2026-01-02T03:04:05Z", "python -m experiments.benchmark '--note=two words'",
+               "at most 128 a request; 4,608 over all methods"):
+    assert fact in text
+  assert "Measured on a CPU" not in text and "Random weights" not in text and "Partial" not in text
+
+
+def test_nulls_are_dashes(tmp_path):
+  groups = []
+  for method in ("plain", "ngram"):
+    group = dict.fromkeys(make_group(), None)
+    groups.append({**group, "method": method, "category": "all", "language": "all"})
+  groups.append({"method": "suffix", "category": "code"})  # every metric missing
+  groups.append(make_group("ngram", "chat", tokens_per_second=float("nan"), accepted_per_position=[0.5, None],
+                           latency_ms={"p50": 10.0, "p95": None}))
+  parsed = render(write_run(tmp_path, groups))
+  assert [row for row in parsed.rows if row[0] == "suffix" and len(row) == 14] == [["suffix"] + [DASH] * 13]
+  chat = parsed.row("ngram", "12")
+  assert chat[5] == DASH and chat[11] == f"10.0 / {DASH} / {DASH}"
+  assert not re.search(r"\b(None|nan|NaN|null)\b", " ".join(sum(parsed.rows, [])))
+
+
+def test_hostile_text_stays_text(tmp_path):
+  method, category = 'ev<script>alert(2)</script>"il', '"><img src=x onerror=alert(3)> $x_1$'
+  requests = [make_request(f"r-{HOSTILE[0]}", m, category, pieces=HOSTILE, prompt="\n".join(HOSTILE),
+                           finish_reason=HOSTILE[1], language=HOSTILE[2]) for m in ("plain", method)]
+  requests.append(make_request("text-only", method, category, pieces=(), text="".join(HOSTILE)))
+  groups = [make_group(m, c, language=language) for m in ("plain", method) for c in ("all", category)
+            for language in ("all", HOSTILE[0])]
+  folder = write_run(tmp_path, groups, requests, config={"target": HOSTILE[0], "workload": HOSTILE[1],
+                     "command": ["run", HOSTILE[0]]}, environment={"cpu_model": HOSTILE[1], "warnings": [HOSTILE[3]]})
+  parsed = render(folder)
+  assert_safe(parsed)
+  assert len(parsed.named("script")) == 1
+  assert all((attrs.get("src") or "").startswith("data:image/svg+xml;base64,") for attrs in parsed.named("img"))
+  assert method in parsed.text and category in parsed.text
+  for piece in HOSTILE[:7]:
+    assert parsed.pieces.count(piece) == 2, piece
+  assert "49" not in "".join(parsed.pieces)
+  titles = [attrs["title"] for attrs in parsed.named("span") if "title" in attrs]
+  assert titles[:2] == ["id 100, token 0", "id 101, token 1"]
+
+
+def test_page_stands_alone_and_its_plots_are_written(tmp_path):
+  folder = write_run(tmp_path)
+  parsed = render(folder)
+  assert_safe(parsed)
+  policy = next(attrs["content"] for attrs in parsed.named("meta") if "http-equiv" in attrs)
+  assert policy.startswith("default-src 'none'; img-src data:;") and "unsafe-inline'; script-src 'sha256-" in policy
+  style = re.search(r"<style>(.*?)</style>", (folder / "report.html").read_text(encoding="utf-8"), re.S).group(1)
+  assert "url(" not in style and "@import" not in style and "prefers-color-scheme: dark" in style
+  written = {path.name for path in (folder / "plots").iterdir()}
+  assert written == {"speedup.png", "acceptance_overall.png", "acceptance_by_category.png", "predicted.png",
+                     "step_cost.png"}
+  assert len(parsed.named("img")) == len(parsed.named("source")) == 5
+  assert all((folder / "plots" / name).read_bytes().startswith(b"\x89PNG") for name in written)
+
+
+def test_two_renders_are_equal(tmp_path):
+  folder = write_run(tmp_path, [make_group(m, "all") for m in ("plain", "ngram")])
+  first = report.write_report(folder).read_bytes()
+  assert report.write_report(folder).read_bytes() == first
+
+
+def test_tokens_show_where_they_came_from(tmp_path, no_plots):
+  parsed = render(write_run(tmp_path, requests=[make_request(pieces=("a", " b", "\n", "", "c"))]))
+  spans = [attrs for attrs in parsed.named("span") if attrs.get("title", "").startswith("id ")]
+  assert [attrs.get("class") for attrs in spans] == [None, "d", "d", None, "d"]
+  assert "3 of 5 tokens from the draft" in parsed.text and "finish: length" in parsed.text
+  assert "steps 3 · drafted tokens 9 · accepted tokens 3" in parsed.text and "latency 320 ms" in parsed.text
+  assert "↵\n" in parsed.text and "∅" in parsed.text  # blank pieces have something to colour
+  style = (pathlib.Path(report.__file__).parent / "report.css").read_text(encoding="utf-8")
+  assert re.search(r"\.d \{[^}]*background[^}]*text-decoration: underline", style)
+
+
+def test_outputs_fall_back_to_text(tmp_path, no_plots):
+  short = make_request("b")
+  short["from_draft"].pop()
+  bare = make_request("a", text="only <b>text</b>")
+  del bare["pieces"]
+  parsed = render(write_run(tmp_path, requests=[bare, short]))
+  assert "only <b>text</b>" in parsed.text and "no token pieces recorded: text only" in parsed.text
+  assert "token ids, pieces and origins differ in number: text only" in parsed.text
+  assert not parsed.named("b") and not parsed.pieces
+
+
+def test_outputs_are_compared_with_plain(tmp_path, no_plots):
+  other = make_request("r0", "suffix", token_ids=[100, 101, 999, 103, 104, 105])
+  longer = make_request("r0", "longer", pieces=("def", " f", "(x)", ":", "\n", " return", " x"))
+  parsed = render(write_run(tmp_path, requests=[other, make_request("r0", "plain"), make_request("r0"), longer]))
+  assert parsed.text.count("same tokens as plain") == 1
+  assert "differs from plain from token 2 on" in parsed.text and "differs from plain from token 6 on" in parsed.text
+  assert len([attrs for attrs in parsed.named("details") if attrs.get("class") == "request"]) == 1
+
+
+def test_only_the_first_repeat_and_at_most_sixty_requests_are_shown(tmp_path, no_plots):
+  requests = [make_request(f"code-{i}", "ngram", "code", repeat=r) for i in range(70) for r in (0, 1)]
+  requests += [make_request(f"chat-{i}", "ngram", "chat", turn=i) for i in range(5)]
+  parsed = render(write_run(tmp_path, requests=requests))
+  shown = [attrs for attrs in parsed.named("details") if attrs.get("class") == "request"]
+  assert len(shown) == outputs.MAX_REQUESTS == 60
+  assert "60 requests shown, 15 left out." in parsed.text
+  assert [attrs["data-category"] for attrs in shown].count("1") == 5  # the small category is not crowded out
+  assert ["open" in attrs for attrs in shown] == [True] * 3 + [False] * 57
+  assert [attrs["value"] for attrs in parsed.named("option")] == ["", "0", "1"]
+
+
+def test_long_outputs_are_limited_by_tokens():
+  lines = [make_request(f"r{i}") for i in range(5)]
+  shown, left_out = outputs.select(lines, ["ngram"], max_tokens=13)
+  assert [request.id for request in shown] == ["r0", "r1"] and left_out == 3
+  shown, left_out = outputs.select(lines, ["ngram"], max_tokens=1)
+  assert len(shown) == 1 and left_out == 4
+
+
+def test_a_broken_last_line_is_skipped_and_said(tmp_path, no_plots):
+  folder = write_run(tmp_path, requests=[make_request("r0"), make_request("r1")])
+  path = folder / "requests.jsonl"
+  path.write_text(path.read_text(encoding="utf-8")[:-40], encoding="utf-8")
+  parsed = render(folder)
+  assert "1 request shown." in parsed.text
+  assert "Partial run: 1 unreadable line(s) of requests.jsonl skipped (line 2)." in parsed.text
+
+
+def test_missing_companions_are_said(tmp_path, no_plots):
+  folder = write_run(tmp_path)
+  for name in ("config.json", "environment.json", "requests.jsonl"):
+    (folder / name).unlink()
+  parsed = render(folder)
+  for name in ("config.json", "environment.json", "requests.jsonl"):
+    assert f"{name} is missing" in parsed.text
+  assert "This run holds no outputs to show." in parsed.text and not parsed.named("script")
+
+
+@pytest.mark.parametrize("kind, message", [
+    ({"config": {"random_weights": True}}, "Random weights: shapes only."),
+    ({"environment": {"backend": "cpu"}}, "Measured on a CPU"),
+    ({"partial": True}, "Partial run: it ended before all of its requests were done."),
+    ({"config": {"methods": ["plain", "eagle"]}}, "Partial run: no results for eagle."),
+    ({"groups": [make_group("plain", requests=4), make_group(requests=3)]},
+     "Partial run: ngram has fewer requests than other methods"),
+    ({"groups": [make_group("typical_lossy")]}, "typical_lossy is lossy"),
+    ({"environment": {"warnings": ["the clock was throttled"]}}, "the clock was throttled"),
+    ({"groups": [make_group(speedup_interval=None, requests=4)]}, "too few requests (fewer than 8)"),
+])
+def test_warnings(tmp_path, no_plots, kind, message):
+  assert message in render(write_run(tmp_path, **kind)).text
+
+
+def test_random_weights_print_no_rate(tmp_path):
+  folder = write_run(tmp_path, config={"random_weights": True})
+  parsed = render(folder)
+  assert "random weights: shapes only" in parsed.text and "×" not in parsed.text.replace("2 × NVIDIA", "")
+  assert parsed.row("ngram", "12") == ["ngram", "12", "1,536"] + [DASH] * 9 + ["12 of 12", DASH]
+  assert not parsed.named("img") and not (folder / "plots").exists()
+
+
+def test_a_run_of_plain_decoding_only(tmp_path):
+  folder = write_run(tmp_path, [make_group("plain", c) for c in ("all", "code")], [make_request("r0", "plain")])
+  parsed = render(folder)
+  assert "No drafting method in this run" in parsed.text
+  assert [path.name for path in (folder / "plots").iterdir()] == ["step_cost.png"]
+  assert parsed.row("plain", "12")[5] == "41.2"
+
+
+def test_languages_have_their_own_table(tmp_path, no_plots):
+  groups = [make_group(m, "all", language=language) for m in ("plain", "ngram") for language in ("all", "de", "en")]
+  parsed = render(write_run(tmp_path, groups))
+  assert "all · de" in parsed.text and "all · en" in parsed.text
+  folds = [attrs for attrs in parsed.named("details") if "languages" in attrs.get("class", "")]
+  assert len(folds) == 1 and "open" not in folds[0]
+
+
+def test_each_setting_has_its_own_section_and_plots(tmp_path):
+  groups = [make_group(m, "all", temperature=t, predicted_speedup=None, accepted_per_position=[],
+                       conditional_per_position=[]) for m in ("plain", "ngram") for t in (0.8, 0.0)]
+  folder = write_run(tmp_path, groups)
+  parsed = render(folder)
+  text = parsed.text
+  assert text.index("Results: temperature 0, batch size 1") < text.index("Results: temperature 0.8, batch size 1")
+  assert {path.name for path in (folder / "plots").iterdir()} == {
+      f"{plot}_t{t}_b1.png" for plot in ("speedup", "step_cost") for t in ("0", "0.8")}
+
+
+def test_findings_name_the_best_and_worst_category():
+  groups = [make_group(category=c, speedup=s, speedup_interval=i) for c, s, i in (
+      ("all", 1.2, [1.1, 1.3]), ("code", 2.0, None), ("chat", 0.9, None), ("math", None, None))]
+  finding, none = tables.findings(groups, ["ngram", "suffix"])
+  assert finding == tables.Finding("ngram", tables.Cell("1.20×", "[1.10, 1.30]", "good"), "0.90× chat", "2.00× code")
+  assert none == tables.Finding("suffix", tables.Cell(DASH), DASH, DASH)
+
+
+@pytest.mark.parametrize("interval, tone", [([1.01, 1.5], "good"), ([0.9, 1.1], ""), ([0.7, 0.99], "bad")])
+def test_a_speedup_has_a_tone_only_where_its_interval_leaves_out_one(interval, tone):
+  assert tables.speedup_cell(make_group(speedup=1.0, speedup_interval=interval)).tone == tone
+
+
+def test_many_methods_and_categories_draw(tmp_path):
+  methods = ["plain"] + [f"_method-{i}" for i in range(9)]
+  groups = [make_group(m, c) for m in methods for c in ["all"] + [f"a long category {i}" for i in range(4)]]
+  plots = figures.draw_all([figures_ready(group) for group in groups], methods, tmp_path / "plots")
+  assert len(plots) == 5
+  styles = figures.Styles(methods)
+  looks = {(styles.colour(m), styles.marker(m), styles.hatch(m)) for m in methods[1:]}
+  assert len(looks) == 9
+
+
+def figures_ready(group):
+  return {**group, "speedup_interval": group["speedup_interval"] and tuple(group["speedup_interval"])}
+
+
+@pytest.mark.parametrize("content, message", [
+    (None, "summary.json is missing"),
+    ("{", "summary.json is not readable JSON"),
+    ("[]", "must hold a JSON object, got list"),
+    ('{"schema": 2, "groups": []}', "schema is 2, this report reads 1"),
+    ('{"schema": 1, "groups": []}', "at least one group"),
+    ('{"schema": 1, "groups": [3]}', r"groups\[0\] must be an object"),
+    ('{"schema": 1, "groups": [{"method": "ngram"}]}', r"groups\[0\].category must be a string"),
+    ('{"schema": 1, "groups": [{"method": "a", "category": "b", "speedup": "fast"}]}', r"groups\[0\].speedup must be"),
+    ('{"schema": 1, "groups": [{"method": "a", "category": "b", "speedup_interval": [1]}]}', "must hold two numbers"),
+    ('{"schema": 1, "groups": [{"method": "a", "category": "b", "latency_ms": [1]}]}', "must be an object or null"),
+])
+def test_a_bad_summary_is_one_clear_error(tmp_path, content, message):
+  folder = write_run(tmp_path)
+  (folder / "summary.json").unlink()
+  if content is not None:
+    (folder / "summary.json").write_text(content, encoding="utf-8")
+  with pytest.raises(ValueError, match=message):
+    report.write_report(folder)
+  assert not (folder / "report.html").exists()
+
+
+def test_a_missing_folder_is_an_error(tmp_path):
+  with pytest.raises(ValueError, match="is not a folder"):
+    report.write_report(tmp_path / "nowhere")
+
+
+def run_main(*args):
+  root = pathlib.Path(page.__file__).parents[2]
+  return subprocess.run([sys.executable, "-m", "experiments.report", *map(str, args)], cwd=root, capture_output=True,
+                        text=True, check=False)
+
+
+def test_command_line(tmp_path):
+  folder = write_run(tmp_path, [make_group("plain", "all")], [])
+  done = run_main(folder)
+  assert done.returncode == 0 and done.stdout.strip() == str(folder / "report.html")
+  (folder / "summary.json").unlink()
+  for args in ((folder,), ()):
+    failed = run_main(*args)
+    assert failed.returncode == 2 and failed.stderr.startswith("report: ") and failed.stderr.count("\n") == 1
