@@ -92,9 +92,9 @@ def verify(target, proposer, verifier, state: DecodeState, tree: tree_lib.TokenT
   if size.shape[0] > 1:
     worth = 2 * jnp.sum(size > 1) >= jnp.sum(state.active)
     size = jnp.where(worth, size, 1)
-  tree = _widen(tree.replace(size=size), widths[-1])
+  tree = widened(tree.replace(size=size), widths[-1])
   mode = state.params.mode()
-  branches = [functools.partial(_verify_at, target, verifier, proposer.max_depth, width) for width in widths]
+  branches = [functools.partial(verify_at, target, verifier, proposer.max_depth, width) for width in widths]
   index = jnp.sum(jnp.max(size) > jnp.array(widths[:-1], jnp.int32)).astype(jnp.int32)
   verdict, tokens, hidden, in_flight, reach = jax.lax.switch(index, branches, state, tree, mode)
   return Outcome(verdict=verdict, tokens=tokens, hidden=hidden, in_flight=in_flight, reach=reach, drafted=size - 1,
@@ -165,7 +165,8 @@ def prefill_chunk(target, proposer, state: DecodeState, mask: jax.Array) -> Deco
                          proposer=proposer.observe(target, state.proposer, committed))
 
 
-def _verify_at(target, verifier, depth, width, state, tree, mode):
+def verify_at(target, verifier, depth: int, width: int, state: DecodeState, tree: tree_lib.TokenTree, mode):
+  """What `verify` does in one width: verdict, path tokens, hidden, in-flight block and reach, as in `Outcome`."""
   tree = tree.narrow(width)
   depth_here = min(depth, width - 1)
   mask = tree_lib.ancestors(tree.parents, depth_here)
@@ -180,8 +181,8 @@ def _verify_at(target, verifier, depth, width, state, tree, mode):
   return verdict, tokens, hidden, out.in_flight.take(verdict.path), reach
 
 
-def _widen(tree, width):
-  """Pads to `width` nodes; the added ones are not valid."""
+def widened(tree: tree_lib.TokenTree, width: int) -> tree_lib.TokenTree:
+  """The same tree padded to `width` nodes; the added ones are not valid."""
   extra = ((0, 0), (0, width - tree.width))
   return tree.replace(tokens=jnp.pad(tree.tokens, extra), parents=jnp.pad(tree.parents, extra))
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import checkpoints
 from specjax import counters as counters_lib
 from specjax import decode
 from specjax import keys as keys_lib
@@ -101,7 +102,7 @@ def stream(target, proposer, prompts, params: sampling.SamplingParams | None = N
     prompts = [prompts]
   state = start(target, proposer, prompts, params, max_new_tokens=max_new_tokens, key=key, eos_ids=eos_ids,
                 stop_sequences=stop_sequences)
-  texts = [tokenizer.stream() if tokenizer is not None else None for _ in prompts]
+  texts = [checkpoints.TextStream(tokenizer) if tokenizer is not None else None for _ in prompts]
   before = np.asarray(state.length)
   while _running(state):
     state = advance(target, proposer, make_room(target, proposer, state), np.int32(1), verifier=verifier)
@@ -184,6 +185,11 @@ def advance(target, proposer, state: decode.DecodeState, max_steps, *, verifier)
 
 
 prefill = jax.jit(decode.prefill_chunk, donate_argnames="state")
+
+
+def compiled_programs() -> int:
+  """How many programs the drivers hold compiled; unchanged over a call that compiled nothing."""
+  return sum(function._cache_size() for function in (advance, prefill, _grow))  # pylint: disable=protected-access
 
 
 def bucket(needed: int, greatest: int) -> int:

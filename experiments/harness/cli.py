@@ -5,6 +5,7 @@ import sys
 
 from absl import app
 from absl import flags
+from absl import logging
 import jax
 
 
@@ -24,6 +25,7 @@ def run(main) -> None:
     return rest
 
   def guarded(_):
+    logging.set_verbosity(logging.WARNING)
     keep_compiled_programs()
     try:
       main()

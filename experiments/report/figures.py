@@ -134,7 +134,8 @@ def acceptance_overall(fig: mpl_figure.Figure, groups: Sequence[Group], styles: 
   if not groups:
     return False
   fig.set_size_inches(7.2, 3.1)
-  for axes, field, title in zip(fig.subplots(1, 2, sharey=True, sharex=True), _FIELDS, ("unconditional", "conditional")):
+  both = fig.subplots(1, 2, sharey=True, sharex=True)
+  for axes, field, title in zip(both, _FIELDS, ("unconditional", "conditional")):
     for group in groups:
       _positions(axes, group, field, styles, "-")
     _position_axes(axes, title)
@@ -180,12 +181,14 @@ def predicted_and_measured(fig: mpl_figure.Figure, groups: Sequence[Group], styl
   fig.set_size_inches(5.6, 4.3)
   axes = fig.subplots()
   values = [group[field] for group in groups for field in ("speedup", "predicted_speedup")]
+  values += [end for group in groups for end in group["speedup_interval"] or ()]
   low, high = min(values + [1]), max(values + [1])
   edge = 0.08 * (high - low) or 0.1
   ends = (low - edge, high + edge)
   ink = matplotlib.rcParams["text.color"]
   axes.plot(ends, ends, color=ink, linewidth=1, linestyle=(0, (4, 3)))
-  named = []
+  points = [(group["predicted_speedup"], group["speedup"]) for group in groups]
+  named = []  # the worst predicted first: their names are wanted most
   for group in sorted(groups, key=lambda group: -abs(group["speedup"] - group["predicted_speedup"])):
     overall = group["category"] == ALL
     x, y, colour = group["predicted_speedup"], group["speedup"], styles.colour(group["method"])
@@ -194,7 +197,8 @@ def predicted_and_measured(fig: mpl_figure.Figure, groups: Sequence[Group], styl
     axes.plot(x, y, marker=styles.marker(group["method"]), color=colour, markersize=9 if overall else 5.5,
               markeredgecolor=ink if overall else matplotlib.rcParams["axes.facecolor"],
               markeredgewidth=1.2 if overall else 0.5)
-    if all(abs(x - a) > 2.2 * edge or abs(y - b) > 0.6 * edge for a, b in named):  # the worst predicted come first
+    crossed = any(0 < a - x < 2 * edge and abs(b - y) < 0.3 * edge for a, b in points)
+    if not crossed and all(abs(a - x) > 2 * edge or abs(b - y) > 0.5 * edge for a, b in named):
       named.append((x, y))
       axes.annotate(name(group["category"]), (x, y), (7, 0), textcoords="offset points", va="center", fontsize=6.5)
   axes.set_xlim(ends[0], ends[1] + edge)  # room for the last name
@@ -216,9 +220,11 @@ def step_cost(fig: mpl_figure.Figure, groups: Sequence[Group], styles: Styles) -
   for i, group in enumerate(groups):
     left = 0.0
     for field, _, colour in _COSTS:
-      axes.barh(i, group[field] or 0, 0.66, left=left, color=colour)
-      left += group[field] or 0
-    axes.annotate(f"{left:.1f}", (left, i), (4, 0), textcoords="offset points", va="center", fontsize=8)
+      width = max(group[field] or 0, 0)  # parts measured apart may exceed the step: the rest is then below zero
+      axes.barh(i, width, 0.66, left=left, color=colour)
+      left += width
+    total = sum(group[field] or 0 for field, _, _ in _COSTS)
+    axes.annotate(f"{total:.1f}", (left, i), (4, 0), textcoords="offset points", va="center", fontsize=8)
   labels = [name(group["method"]) + ("" if group["category"] == ALL else f", {name(group['category'])}")
             for group in groups]
   axes.set_yticks(range(len(groups)), labels)

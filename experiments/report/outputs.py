@@ -61,7 +61,7 @@ def select(lines: Sequence[dict[str, Any]], methods: Sequence[str], *, max_reque
   together = {}
   for line in lines:
     if line.get("repeat") in (None, 0):
-      key = tuple(str(line.get(name)) for name in ("id", "turn", "category", "language", "temperature", "batch_size"))
+      key = tuple(str(line.get(name)) for name in ("id", "turn", "category", "language", "temperature"))
       together.setdefault(key, []).append(line)
   seen = {}
   turns = []
@@ -89,9 +89,10 @@ def _request(members: Sequence[dict[str, Any]], methods: Sequence[str]) -> Reque
   label = [str(first.get("id"))]
   if first.get("turn"):
     label.append(f"turn {first['turn']}")
-  for name in ("language", "temperature", "batch_size"):
-    if first.get(name) is not None:
-      label.append(f"{name.replace('_', ' ')} {first[name]}" if name != "language" else str(first[name]))
+  if first.get("language"):
+    label.append(str(first["language"]))
+  if first.get("temperature"):
+    label.append(f"temperature {first['temperature']}")
   excerpt = " ".join(prompt[:400].split())
   return Request(
       id=str(first.get("id")), category=str(first.get("category")), label=" · ".join(label), prompt=prompt,
@@ -122,6 +123,8 @@ def _output(line: dict[str, Any], plain: list[int] | None) -> Output:
 def _facts(line: dict[str, Any], drafted: list[bool]) -> list[str]:
   """The finish reason, the counters and the times of an output."""
   facts = [f"finish: {line.get('finish_reason') or tables.DASH}"]
+  if line.get("batch_size") not in (None, 1):
+    facts.append(f"batch size {line['batch_size']}")
   if drafted:
     facts.append(f"{sum(map(bool, drafted))} of {len(drafted)} tokens from the draft")
   counters = line.get("counters")

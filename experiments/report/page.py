@@ -76,10 +76,15 @@ def write_report(outdir: pathlib.Path) -> pathlib.Path:
 
 
 def _settings(run: run_folder.Run, methods: Sequence[str], plots: pathlib.Path, random: bool) -> list[Setting]:
-  """The tables and plots of each temperature and batch size."""
+  """The tables and plots of each temperature and batch size.
+
+  A run is split only where a cell occurs twice: the last batch of a category may be smaller than the others.
+  """
+  names = [(group["method"], group["category"], group["language"]) for group in run.groups]
   cells = {}
   for group in run.groups:
-    cells.setdefault((group["temperature"], group["batch_size"]), []).append(group)
+    key = (group["temperature"], group["batch_size"]) if len(set(names)) < len(names) else (None, None)
+    cells.setdefault(key, []).append(group)
   result = []
   for temperature, batch in sorted(cells, key=lambda key: [(value is None, value or 0) for value in key]):
     groups = cells[temperature, batch]
@@ -117,8 +122,8 @@ def _facts(run: run_folder.Run, methods: Sequence[str]) -> list[tuple[str, str]]
       ("devices", _devices(environment)),
       ("CPU", environment.get("cpu_model")),
       ("jax", packages.get("jax")),
-      ("revision", environment.get("git_revision")),
-      ("date", environment.get("date"))]
+      ("revision", environment.get("revision")),
+      ("date", config.get("date"))]
   return [(name, _text(value)) for name, value in facts]
 
 
@@ -151,7 +156,7 @@ def _fewer_requests(run: run_folder.Run) -> list[str]:
   most = collections.defaultdict(float)
   cells = []
   for group in run.groups:
-    cell = tuple(group[name] for name in ("category", "language", "temperature", "batch_size"))
+    cell = tuple(group[name] for name in ("category", "language", "temperature"))
     cells.append((cell, group["method"], group["requests"] or 0))
     most[cell] = max(most[cell], group["requests"] or 0)
   return list(dict.fromkeys(method for cell, method, requests in cells if requests < most[cell]))
@@ -180,7 +185,7 @@ def _devices(environment: dict[str, Any]) -> str | None:
 
 
 def _command(run: run_folder.Run) -> str:
-  command = run.config.get("command") or run.environment.get("command")
+  command = run.config.get("command")
   return shlex.join(map(str, command)) if isinstance(command, list) else _text(command)
 
 

@@ -17,7 +17,7 @@ SCHEMA = 1
 _NUMBERS = (
     "temperature", "batch_size", "requests", "prompt_tokens", "output_tokens", "steps", "drafted_tokens",
     "accepted_tokens", "tokens_per_step", "acceptance_rate", "tokens_per_second", "speedup", "speedup_without_repeats",
-    "repeated_share", "draft_ms", "verify_ms", "commit_ms", "other_ms", "plain_step_ms", "verify_cost_ratio",
+    "repeated_share", "draft_ms", "verify_ms", "commit_ms", "other_ms", "step_ms", "plain_step_ms", "verify_cost_ratio",
     "predicted_speedup", "first_difference_gap")
 _LISTS = ("accepted_per_position", "conditional_per_position")
 _PAIRS = ("speedup_interval", "identical_to_plain")

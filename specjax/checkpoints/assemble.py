@@ -152,15 +152,16 @@ def check_equal(source: TensorSource, name: str, other: str) -> None:
   """Raises CheckpointError unless two tensors of one checkpoint are equal, shapes included."""
   shape = tuple(source.shapes[name])
   if shape != tuple(source.shapes[other]):
-    raise CheckpointError(f"{source.path}: tensor {name!r} has shape {shape}; it is declared to be {other!r}, which has "
-                          f"{tuple(source.shapes[other])}")
+    raise CheckpointError(f"{source.path}: tensor {name!r} has shape {shape}; it is declared to be {other!r}, which "
+                          f"has {tuple(source.shapes[other])}")
   for start, stop in _chunks(shape):
     if not np.array_equal(source.rows(name, start, stop), source.rows(other, start, stop)):
       raise CheckpointError(f"{source.path}: tensor {name!r} differs from {other!r} (rows {start} to {stop}) although "
                             "the configuration ties them: set tie_word_embeddings to false, or drop the tensor")
 
 
-def assemble(config: DecoderConfig, table: Mapping[str, Place], source: TensorSource, dtype=jnp.float32) -> DecoderWeights:
+def assemble(config: DecoderConfig, table: Mapping[str, Place], source: TensorSource,
+             dtype=jnp.float32) -> DecoderWeights:
   """Reads every tensor of a checked table into its place.
 
   Args:

@@ -1,8 +1,8 @@
 """Chat templates: Jinja programs that a model carries to lay out a conversation as text.
 
-A template comes from a downloaded file, so it runs in Jinja's immutable sandbox. The settings and helpers are those that
-templates are written against in Hugging Face Transformers (trim_blocks, lstrip_blocks, loop controls, `tojson` without
-HTML escapes, `raise_exception`, `strftime_now`, `{% generation %}`).
+A template comes from a downloaded file, so it runs in Jinja's immutable sandbox. The settings and helpers are those
+that templates are written against in Hugging Face Transformers (trim_blocks, lstrip_blocks, loop controls, `tojson`
+without HTML escapes, `raise_exception`, `strftime_now`, `{% generation %}`).
 """
 import functools
 import json
@@ -36,8 +36,8 @@ def render(template: str, messages: Sequence[Mapping[str, str]], *, add_generati
 def check_message(message, index: int):
   """Returns the message; raises ValueError unless it is a mapping of "role" and "content" to strings."""
   if not isinstance(message, Mapping) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-    raise ValueError(f"message {index} is {str(message)[:80]!r}; a message is a mapping with 'role' and 'content', both "
-                     "strings")
+    raise ValueError(f"message {index} is {str(message)[:80]!r}; a message is a mapping with 'role' and 'content', "
+                     "both strings")
   return message
 
 

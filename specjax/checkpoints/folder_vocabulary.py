@@ -54,8 +54,8 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
   from tokenizers import Tokenizer
   path = folder / "tokenizer.json"
   if not path.is_file():
-    raise CheckpointError(f"{path}: is not there; the tokenizer is read from tokenizer.json (a folder with tokenizer.model "
-                          "or vocab.json alone must be saved again with Transformers)")
+    raise CheckpointError(f"{path}: is not there; the tokenizer is read from tokenizer.json (a folder with "
+                          "tokenizer.model or vocab.json alone must be saved again with Transformers)")
   try:
     backend = Tokenizer.from_file(str(path))
   except Exception as error:  # the package raises plain Exception
@@ -98,5 +98,5 @@ def _spelling(path, decoder: dict) -> tuple[bool, bool]:
     stripped = [(step.get("content"), step.get("start"), step.get("stop")) for step in steps if step["type"] == "Strip"]
     if replaced == ({"String": "▁"}, " ") and kinds.count("Replace") == 1 and stripped in ([], [(" ", 1, 0)]):
       return False, bool(stripped)
-  raise CheckpointError(f"{path}: its decoder ({', '.join(map(str, kinds))}) is not supported: byte-level and SentencePiece "
-                        "(Replace, ByteFallback, Fuse, Strip) decoders are")
+  raise CheckpointError(f"{path}: its decoder ({', '.join(map(str, kinds))}) is not supported: byte-level and "
+                        "SentencePiece (Replace, ByteFallback, Fuse, Strip) decoders are")

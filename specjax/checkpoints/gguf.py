@@ -4,7 +4,6 @@ The file is read with `pread`, a few rows at a time, not mapped: pages of a mapp
 mapping of a file that shrinks kills the process. Blocks are dequantised by the `gguf` package.
 """
 import os
-import pathlib
 
 import jax.numpy as jnp
 import numpy as np
@@ -36,14 +35,15 @@ _NEUTRAL = {"rope.scaling.type": "none", "rope.scaling.factor": 1.0, "rope.scali
             "rope.scale_linear": 1.0, "expert_count": 0, "expert_used_count": 0, "attention.sliding_window": 0,
             "attention.causal": True}
 _ROPE_HINT = "it rescales the rotary angles (rope_scaling, as in Llama 3.1 and later), which is not supported"
-_HINTS = {"rope_freqs.weight": _ROPE_HINT, "rope_factors_long.weight": _ROPE_HINT, "rope_factors_short.weight": _ROPE_HINT}
+_HINTS = {"rope_freqs.weight": _ROPE_HINT, "rope_factors_long.weight": _ROPE_HINT,
+          "rope_factors_short.weight": _ROPE_HINT}
 
 
 def read_gguf(path, dtype=jnp.float32, *, header: GGUFHeader | None = None) -> tuple[DecoderConfig, DecoderWeights]:
   """Reads the configuration and the weights of a GGUF file.
 
-  Query and key rows of llama files are put back from the interleaved order that llama.cpp's converter gives them, so the
-  weights equal those of the Hugging Face checkpoint and `rope_layout` is "half".
+  Query and key rows of llama files are put back from the interleaved order that llama.cpp's converter gives them, so
+  the weights equal those of the Hugging Face checkpoint and `rope_layout` is "half".
 
   Args:
     path: of the file.
@@ -78,8 +78,8 @@ def read_config(header: GGUFHeader) -> DecoderConfig:
     if key in _NEUTRAL and value != _NEUTRAL[key]:
       raise CheckpointError(f"{path}: {prefix}{key} = {value!r} is not supported (only {_NEUTRAL[key]!r} is)")
     if key not in _READ and key not in _NEUTRAL:
-      raise CheckpointError(f"{path}: configuration key {prefix + key!r} (= {str(value)[:60]}) is not known, so it cannot "
-                            "be honoured; convert the model without it")
+      raise CheckpointError(f"{path}: configuration key {prefix + key!r} (= {str(value)[:60]}) is not known, so it "
+                            "cannot be honoured; convert the model without it")
 
   def count(key, default=None):
     value = values.get(key, default)
@@ -135,17 +135,17 @@ class GGUFSource:
     for name, tensor in header.tensors.items():
       if tensor.kind not in known:
         kinds = {kind.value: kind.name for kind in gguf.GGMLQuantizationType}
-        raise CheckpointError(f"{self.path}: tensor {name!r} has type {kinds.get(tensor.kind, tensor.kind)}, which is not "
-                              f"supported (supported: {', '.join(TENSOR_TYPES)}); use another quantisation of the model")
+        raise CheckpointError(f"{self.path}: tensor {name!r} has type {kinds.get(tensor.kind, tensor.kind)}, which "
+                              f"is not supported (supported: {', '.join(TENSOR_TYPES)}); use another quantisation")
       block, block_bytes = gguf.GGML_QUANT_SIZES[known[tensor.kind]]
       if tensor.shape[-1] % block:
-        raise CheckpointError(f"{self.path}: tensor {name!r} of shape {tensor.shape} has rows that are not whole blocks "
-                              f"of {block} values: the file is damaged")
+        raise CheckpointError(f"{self.path}: tensor {name!r} of shape {tensor.shape} has rows that are not whole "
+                              f"blocks of {block} values: the file is damaged")
       values = int(np.prod(tensor.shape, dtype=object))
       end = tensor.offset + values // block * block_bytes
       if end > header.size:
-        raise CheckpointError(f"{self.path}: tensor {name!r} ends at byte {end} of {header.size}: the file is truncated; "
-                              "download it again")
+        raise CheckpointError(f"{self.path}: tensor {name!r} ends at byte {end} of {header.size}: the file is "
+                              "truncated; download it again")
       self._types[name] = known[tensor.kind], block, block_bytes
     self._file = os.open(self.path, os.O_RDONLY)
 

@@ -165,8 +165,8 @@ def _parse(cursor: _Cursor, size: int) -> GGUFHeader:
       raise CheckpointError(f"{path}: tensor {name!r} starts at {offset}, which is not a multiple of the alignment "
                             f"{alignment}: the file is damaged")
     if start + offset > size:
-      raise CheckpointError(f"{path}: tensor {name!r} starts at byte {start + offset} of {size}: the file is truncated; "
-                            "download it again")
+      raise CheckpointError(f"{path}: tensor {name!r} starts at byte {start + offset} of {size}: the file is "
+                            "truncated; download it again")
     tensors[name] = GGUFTensor(name, shape, kind, start + offset)
   return GGUFHeader(path, size, metadata, tensors)
 

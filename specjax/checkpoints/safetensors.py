@@ -147,8 +147,8 @@ class FolderSource:
     """Raises CheckpointError naming a tensor whose storage type is not supported."""
     for name in names:
       if self._kinds[name] not in TENSOR_TYPES:
-        raise CheckpointError(f"{self._files[name]}: tensor {name!r} has type {self._kinds[name]}, which is not supported "
-                              f"(supported: {', '.join(TENSOR_TYPES)}): use an unquantised copy of the model")
+        raise CheckpointError(f"{self._files[name]}: tensor {name!r} has type {self._kinds[name]}, which is not "
+                              f"supported (supported: {', '.join(TENSOR_TYPES)}): use an unquantised copy of the model")
 
   def rows(self, name: str, start: int, stop: int) -> np.ndarray:
     """Rows start to stop, in the type they are stored in."""
@@ -182,6 +182,6 @@ def _shards(folder: pathlib.Path) -> list[pathlib.Path]:
     return [single]
   found = sorted(folder.glob("*.safetensors"))
   if len(found) != 1:
-    raise CheckpointError(f"{folder}: has {len(found)} *.safetensors files and neither model.safetensors nor its index; "
-                          "one file, or shards with model.safetensors.index.json, are read")
+    raise CheckpointError(f"{folder}: has {len(found)} *.safetensors files and neither model.safetensors nor its "
+                          "index; one file, or shards with model.safetensors.index.json, are read")
   return found

@@ -1,8 +1,8 @@
 """Text to ids and back, for a tokenizer that came with a checkpoint.
 
-Encoding is the `tokenizers` package. Decoding is done here, byte by byte: each id stands for some bytes, and text is what
-an incremental UTF-8 decoder makes of them. So a stream costs the same for every token, never splits a character, and the
-pieces of an answer joined are the answer.
+Encoding is the `tokenizers` package. Decoding is done here, byte by byte: each id stands for some bytes, and text is
+what an incremental UTF-8 decoder makes of them. So a stream costs the same for every token, never splits a character,
+and the pieces of an answer joined are the answer.
 """
 import codecs
 import pathlib
@@ -92,8 +92,8 @@ class Tokenizer:
   def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
     """Ids of a text.
 
-    The spelling of a special token ("<|im_end|>") in the text becomes that token's id, as in Transformers: who passes on
-    the words of strangers must remove such spellings first.
+    The spelling of a special token ("<|im_end|>") in the text becomes that token's id, as in Transformers: who passes
+    on the words of strangers must remove such spellings first.
 
     Args:
       text: any text.
@@ -125,8 +125,8 @@ class Tokenizer:
   def chat_text(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
     """The text that `chat` encodes; raises as `chat` does."""
     if self._template is None:
-      raise CheckpointError("this model has no chat template: it continues text rather than answering; pass --raw to give "
-                            "it the text as it is (in Python: encode(text) instead of chat(messages))")
+      raise CheckpointError("this model has no chat template: it continues text rather than answering; pass --raw "
+                            "to give it the text as it is (in Python: encode(text) instead of chat(messages))")
     return chat_templates.render(self._template, messages, add_generation_prompt=add_generation_prompt,
                                  special_tokens=self._special_tokens)
 
@@ -208,12 +208,15 @@ class TextStream:
 
 
 def _as_list(ids) -> list[int]:
-  return ids if isinstance(ids, list) else np.asarray(ids if hasattr(ids, "__array__") else list(ids)).astype(int).tolist()
+  if isinstance(ids, list):
+    return ids
+  # One transfer for a JAX array, not one for each id.
+  return np.asarray(ids).tolist() if hasattr(ids, "__array__") else list(map(int, ids))
 
 
 def _last_id(backend) -> int:
   size = backend.get_vocab_size(with_added_tokens=False)
-  # Ids of a model's own vocabulary are 0 to size - 1 in every tokenizer of the supported families; look if they are not.
+  # Ids of a model's own vocabulary are nearly always 0 to size - 1; only otherwise is the whole of it listed.
   if size and backend.id_to_token(size - 1) is not None and backend.id_to_token(size) is None:
     return size - 1
   return max(backend.get_vocab(with_added_tokens=True).values(), default=-1)

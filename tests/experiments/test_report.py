@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 
+from matplotlib import figure as mpl_figure
 import pytest
 
 from experiments import report
@@ -41,7 +42,7 @@ def make_group(method="ngram", category="code", *, seed=0, **fields):
       "time_per_output_token_ms": {"p50": 23.9 / speedup, "p95": 28.0, "p99": 30.2},
       "latency_ms": {"p50": 3120.4 / speedup, "p95": 3400.0, "p99": 3555.5},
       "draft_ms": None if plain else round(rng.uniform(0.1, 9), 2), "verify_ms": 23.9 if plain else 31.7,
-      "commit_ms": 0.6, "other_ms": 0.9, "utilization": {"memory_bandwidth": 0.71, "arithmetic": 0.08},
+      "commit_ms": 0.6, "other_ms": 0.9, "step_ms": 31.4, "utilization": {"memory_bandwidth": 0.71, "arithmetic": 0.08},
       "plain_step_ms": 24.1, "verify_cost_ratio": 1.0 if plain else 1.31,
       "predicted_speedup": None if plain else round(speedup * rng.uniform(0.9, 1.1), 3),
       "peak_memory_bytes": {"weights": 538 * 2**20, "cache": 23 * 2**20, "draft": None},
@@ -73,11 +74,12 @@ def write_run(folder, groups=None, requests=None, *, config=None, environment=No
   dump = lambda name, value: (folder / name).write_text(json.dumps(value), encoding="utf-8")
   dump("config.json", {
       "target": "smollm2-135m", "methods": ["plain", "ngram", "suffix"], "workload": "mixed-48", "temperature": 0.0,
-      "max_new_tokens": 128, "command": ["python", "-m", "experiments.benchmark", "--note=two words"],
+      "max_new_tokens": 128, "date": "2026-01-02T03:04:05Z",
+      "command": ["python", "-m", "experiments.benchmark", "--note=two words"],
       **(config or {})})
   dump("environment.json", {
       "packages": {"jax": "0.10.1"}, "backend": "gpu", "devices": ["NVIDIA H200", "NVIDIA H200"],
-      "cpu_model": "AMD EPYC 9654", "git_revision": "0123abc", "date": "2026-01-02T03:04:05Z", **(environment or {})})
+      "cpu_model": "AMD EPYC 9654", "revision": "0123abc", **(environment or {})})
   dump("summary.json", {"schema": 1, "groups": groups, **summary})
   (folder / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in requests), encoding="utf-8")
   return folder
@@ -370,6 +372,14 @@ def test_each_setting_has_its_own_section_and_plots(tmp_path):
       f"{plot}_t{t}_b1.png" for plot in ("speedup", "step_cost") for t in ("0", "0.8")}
 
 
+def test_a_smaller_batch_in_one_category_does_not_split_the_run(tmp_path, no_plots):
+  groups = [make_group(m, c, batch_size=b) for m in ("plain", "ngram") for c, b in (("all", 8), ("code", 3))]
+  lines = [make_request("r0", m, temperature=0.0, batch_size=b) for m, b in (("plain", 8), ("ngram", 3))]
+  parsed = render(write_run(tmp_path, groups, lines))
+  assert "Results: " not in parsed.text and "3, 8" in parsed.text
+  assert "1 request shown." in parsed.text and "batch size 3 ·" in parsed.text
+
+
 def test_findings_name_the_best_and_worst_category():
   groups = [make_group(category=c, speedup=s, speedup_interval=i) for c, s, i in (
       ("all", 1.2, [1.1, 1.3]), ("code", 2.0, None), ("chat", 0.9, None), ("math", None, None))]
@@ -381,6 +391,40 @@ def test_findings_name_the_best_and_worst_category():
 @pytest.mark.parametrize("interval, tone", [([1.01, 1.5], "good"), ([0.9, 1.1], ""), ([0.7, 0.99], "bad")])
 def test_a_speedup_has_a_tone_only_where_its_interval_leaves_out_one(interval, tone):
   assert tables.speedup_cell(make_group(speedup=1.0, speedup_interval=interval)).tone == tone
+
+
+def test_bars_lines_and_marks_hold_the_numbers_of_the_summary():
+  groups = [figures_ready(group) for group in (
+      make_group("plain", "all"), make_group("ngram", "code", speedup=2.0, speedup_interval=[1.5, 2.25]),
+      make_group("ngram", "all", speedup=1.25, speedup_interval=None, predicted_speedup=1.5,
+                 accepted_per_position=[0.75, None, 0.25], conditional_per_position=[0.75, None, 0.5]))]
+  styles = figures.Styles(["plain", "ngram"])
+
+  bars = mpl_figure.Figure()
+  assert figures.speedup_bars(bars, groups, styles)
+  axes = bars.axes[0]
+  assert [bar.get_height() for bar in axes.patches] == [1.25, 2.0]
+  assert [label.get_text() for label in axes.get_xticklabels()] == ["all", "code"]
+  ends = [segment[:, 1].tolist() for lines in axes.collections for segment in lines.get_segments()]
+  assert ends == [[1.5, 2.25]]
+  assert any(list(line.get_ydata()) == [1, 1] for line in axes.lines)
+
+  lines = mpl_figure.Figure()
+  assert figures.acceptance_overall(lines, groups, styles)
+  values = [[round(float(y), 6) for y in axes.lines[0].get_ydata()] for axes in lines.axes]
+  assert str(values) == "[[0.75, nan, 0.25], [0.75, nan, 0.5]]"
+
+  marks = mpl_figure.Figure()
+  assert figures.predicted_and_measured(marks, groups[:1] + groups[2:], styles)
+  assert (1.5, 1.25) in [tuple(map(float, (*line.get_xdata(), *line.get_ydata()))) for line in marks.axes[0].lines
+                         if len(line.get_xdata()) == 1]
+
+  costs = mpl_figure.Figure()
+  assert figures.step_cost(costs, groups[:1], styles)
+  assert [bar.get_width() for bar in costs.axes[0].patches] == pytest.approx([0, 23.9, 0.6, 0.9])
+  negative = mpl_figure.Figure()
+  assert figures.step_cost(negative, [{**groups[0], "other_ms": -0.5}], styles)
+  assert negative.axes[0].patches[-1].get_width() == 0 and negative.axes[0].texts[0].get_text() == "24.0"
 
 
 def test_many_methods_and_categories_draw(tmp_path):

@@ -1,0 +1,50 @@
+"""Streams one answer to the terminal; drafted and accepted tokens are coloured.
+
+  python -m experiments.generate --prompt="Name three rivers." --method=ngram
+"""
+import sys
+import time
+
+from absl import flags
+
+from experiments.harness import cli
+from experiments.harness import methods
+from experiments.harness import settings
+import specjax
+
+_PROMPT = flags.DEFINE_string("prompt", None, "The user's message.")
+_SYSTEM = flags.DEFINE_string("system", None, "A system message; the target's own default without it.")
+_METHOD = flags.DEFINE_string("method", "ngram", f"One of {', '.join(methods.NAMES)}.")
+_RAW = flags.DEFINE_bool("raw", False, "Give the prompt to the target as it is, without its chat template.")
+_COLOR = flags.DEFINE_enum("color", "auto", ["auto", "always", "never"], "Colour accepted drafts; auto: on a terminal.")
+
+_GREEN, _END = "\x1b[32m", "\x1b[0m"
+
+
+def main():
+  if not _PROMPT.value:
+    raise ValueError("--prompt is empty; give the message that the model is to answer")
+  proposer, params = methods.build(_METHOD.value), settings.sampling_params(seeds=[settings.SEED.value])
+  target, tokenizer = specjax.load(settings.TARGET.value)
+  if _RAW.value:
+    prompt = tokenizer.encode(_PROMPT.value)
+  else:
+    system = [{"role": "system", "content": _SYSTEM.value}] if _SYSTEM.value else []
+    prompt = tokenizer.chat(system + [{"role": "user", "content": _PROMPT.value}])
+  color = _COLOR.value == "always" or (_COLOR.value == "auto" and sys.stdout.isatty())
+  begin, first, tokens, accepted, steps = time.perf_counter(), None, 0, 0, 0
+  for delta in specjax.stream(target, proposer, prompt, params, tokenizer=tokenizer,
+                              max_new_tokens=settings.MAX_NEW_TOKENS.value, key=settings.random_key()):
+    first = first or time.perf_counter()
+    tokens, accepted, steps = tokens + len(delta.token_ids), accepted + sum(delta.drafted), steps + 1
+    # A step's text may hold accepted drafts and the new token; the colour says that drafting paid in this step.
+    sys.stdout.write(f"{_GREEN}{delta.text}{_END}" if color and any(delta.drafted) else delta.text)
+    sys.stdout.flush()
+  end = time.perf_counter()
+  rate = f", {(tokens - 1) / (end - first):.1f} tokens/s after the first" if tokens > 1 else ""
+  print(f"\n\n{tokens} tokens in {steps} steps, {accepted} of them accepted drafts; first token after "
+        f"{first - begin:.2f} s (compilation included){rate}; finished by {delta.finish_reason}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+  cli.run(main)

@@ -1,0 +1,125 @@
+"""What the parts of a step cost, each timed alone on the device: draft, verify at every width, commit.
+
+Each part runs many times inside one compiled loop whose input changes from turn to turn, so that neither dispatch nor
+hoisting falsifies the time. Their sum is a prediction; what a real step takes beyond it is reported as "other".
+"""
+import functools
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import decode
+from specjax import drivers
+from specjax.verifiers import point
+
+_TURNS = 16
+_REPEATS = 5
+
+
+def step_costs(target, proposer, prompt: list[int], *, peaks: dict | None = None) -> dict:
+  """Median milliseconds of the parts of a step at batch 1.
+
+  Args:
+    target, proposer: what is measured.
+    prompt: token ids; the costs hold for its bucket of slots.
+    peaks: of `device_peaks`; adds the share of them that a width-1 step uses.
+
+  Returns:
+    {"draft_ms", "commit_ms", "verify_ms": one a width, "widths", "utilization"}.
+  """
+  timers = part_timers(target, proposer, prompt)
+  times = {name: [] for name in timers}
+  for _ in range(_REPEATS):
+    for name, run in timers.items():
+      times[name].append(run())
+  median = {name: statistics.median(values) for name, values in times.items()}
+  widths = decode.widths_for(proposer.max_nodes)
+  step = median["draft"] + median["commit"] + median[f"verify {widths[0]}"]
+  return {"draft_ms": median["draft"], "commit_ms": median["commit"],
+          "verify_ms": [median[f"verify {width}"] for width in widths], "widths": list(widths),
+          "utilization": _utilization(target, step, peaks) if peaks else None}
+
+
+def part_timers(target, proposer, prompt) -> dict:
+  """By part ("draft", "commit", "verify W"), a function that runs it once compiled and returns milliseconds a turn."""
+  make = lambda: drivers.start(target, proposer, [prompt], max_new_tokens=2 * proposer.max_depth + 2)
+  state = make()
+  tree, _ = jax.jit(decode.draft)(target, proposer, state)
+  tree = decode.widened(tree, decode.widths_for(proposer.max_nodes)[-1])
+  timers = {"draft": functools.partial(_timed, _draft_loop, target, proposer, state)}
+  for width in decode.widths_for(proposer.max_nodes):
+    loop = functools.partial(_verify_loop, width=width, depth=proposer.max_depth)
+    timers[f"verify {width}"] = functools.partial(_timed, loop, target, state, tree)
+  outcome = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(
+      functools.partial(decode.verify, verifier=point.Point()), target, proposer, state=state, tree=tree))
+  commit = functools.partial(_commit_loop, target, proposer)
+  timers["commit"] = functools.partial(_timed, commit, state, outcome)
+  for run in timers.values():
+    run()
+  return timers
+
+
+def _timed(loop, *args):
+  begin = time.perf_counter()
+  jax.block_until_ready(loop(*args))
+  return (time.perf_counter() - begin) * 1e3 / _TURNS
+
+
+def _shifted(state, turn):
+  """The same state one token shorter in every other turn: work on it cannot be hoisted out of the loop."""
+  return state.replace(length=state.length - turn % 2)
+
+
+@jax.jit
+def _draft_loop(target, proposer, state):
+  first, _ = decode.draft(target, proposer, state)
+  return jax.lax.fori_loop(0, _TURNS, lambda i, _: decode.draft(target, proposer, _shifted(state, i))[0], first)
+
+
+@functools.partial(jax.jit, static_argnames=("width", "depth"))
+def _verify_loop(target, state, tree, *, width, depth):
+  def turn(i, _):
+    return decode.verify_at(target, point.Point(), depth, width, _shifted(state, i), tree, state.params.mode())
+  shape = jax.eval_shape(turn, 0, None)
+  return jax.lax.fori_loop(0, _TURNS, turn, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape))
+
+
+@jax.jit
+def _commit_loop(target, proposer, state, outcome):
+  def turn(i, carry):
+    after = decode.commit(target, proposer, carry, outcome)
+    return after.replace(length=state.length - i % 2, cache=after.cache.replace(length=state.cache.length))
+  return jax.lax.fori_loop(0, _TURNS, turn, state)
+
+
+def device_peaks() -> dict:
+  """Peaks of this device, measured: bytes read a second by a sum over 512 MiB, float operations a second by a product
+  of two 2048 x 2048 matrices in the type that weights have here."""
+  dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
+  vector = jnp.ones((2**29 // 4,), jnp.float32)
+  matrix = jnp.ones((2048, 2048), dtype)
+  best = lambda f, x: min(_seconds(jax.jit(f), x) for _ in range(4))
+  return {"memory_bandwidth": vector.nbytes / best(jnp.sum, vector),
+          "arithmetic": 2 * 2048**3 / best(lambda m: m @ m, matrix)}
+
+
+def _seconds(function, x):
+  jax.block_until_ready(function(x))
+  begin = time.perf_counter()
+  jax.block_until_ready(function(x))
+  return time.perf_counter() - begin
+
+
+def _utilization(target, step_ms, peaks):
+  """Shares of both peaks in a width-1 step: weights are read once, each is multiplied and added once."""
+  leaves = jax.tree.leaves(target)
+  size = sum(x.nbytes for x in leaves)
+  values = sum(int(np.prod(x.shape)) for x in leaves)
+  seconds = step_ms / 1e3
+  return {"memory_bandwidth": size / seconds / peaks["memory_bandwidth"],
+          "memory_bandwidth_peak_bytes_per_second": peaks["memory_bandwidth"],
+          "arithmetic": 2 * values / seconds / peaks["arithmetic"],
+          "arithmetic_peak_operations_per_second": peaks["arithmetic"]}

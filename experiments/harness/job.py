@@ -1,0 +1,125 @@
+"""One measured run from start to report: what `benchmark` and its siblings do between their flags and their table."""
+import dataclasses
+import sys
+
+from absl import flags
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from experiments import report
+from experiments.harness import costs as costs_lib
+from experiments.harness import environment
+from experiments.harness import measure
+from experiments.harness import run_folder
+from experiments.harness import settings
+from experiments.harness import summary as summary_lib
+import specjax
+from specjax import drivers
+
+_NOT_SETTINGS = ("outdir", "overwrite", "resume", "costs")
+
+
+def config(requests, *, command: str, date: str) -> dict:
+  """`config.json`: every flag of the experiments, the requests' ids, the command and the date."""
+  # absl files the flags of the program that was started under its path, all others under their module's name.
+  ours = {flag.name: flag.value for module, defined in flags.FLAGS.flags_by_module_dict().items()
+          if module.startswith("experiments.") or module == sys.argv[0] for flag in defined
+          if flag.name not in _NOT_SETTINGS}
+  return ours | {"request_ids": [r.id for r in requests], "command": command, "date": date}
+
+
+class Job:
+  """A run of several methods over requests, in a run folder."""
+
+  def __init__(self, target_name: str, methods: dict, requests: list, *, batch_size: int, repeats: int, raw: bool,
+               outdir: str, overwrite: bool, resume: bool, config: dict):
+    """Loads the target and checks everything that can be checked before the folder is touched."""
+    target, tokenizer = specjax.load(target_name)
+    self.plan = measure.Plan(target=target, tokenizer=tokenizer, methods=methods,
+                             batches=measure.batches(requests, batch_size), repeats=repeats,
+                             max_new_tokens=settings.MAX_NEW_TOKENS.value, raw=raw)
+    measure.check(self.plan)
+    self.folder = run_folder.RunFolder(outdir, overwrite=overwrite, resume=resume, config=config)
+    self.folder.write_json("environment.json", environment.describe())
+    self._done = {record["id"] for record in self.folder.records()}
+
+  def warm_up(self) -> None:
+    """Compiles everything, with a bar."""
+    with tqdm(desc="compiling", unit="program", leave=False) as bar:
+      def report_progress(done, total):
+        bar.total = total
+        bar.update(done - bar.n)
+        bar.refresh()
+      measure.warm_up(self.plan, report_progress)
+
+  def measure(self) -> None:
+    """Runs what is not done yet, appending records as batches finish."""
+    left = [b for b in self.plan.batches if not all(r.id in self._done for r in b)]
+    total = dataclasses.replace(self.plan, batches=left).runs
+    with tqdm(total=total, desc="measuring", unit="run", leave=False) as bar:
+      for records in measure.measure(self.plan, self._done, lambda: bar.update(1)):
+        self.folder.append(records)
+
+  def finish(self, *, costs: bool) -> dict:
+    """Summarises the records into `summary.json` and returns the summary."""
+    records = self.folder.records()
+    measured = self._step_costs(records) if costs else None
+    memory = {name: self._memory(proposer, records) for name, proposer in self.plan.methods.items()}
+    summary = summary_lib.summarize(records, costs=measured, memory=memory, gaps=self._gaps(records))
+    self.folder.write_json("summary.json", summary)
+    return summary
+
+  def write_report(self):
+    """Writes `report.html` and `plots/`; returns the report's path."""
+    return report.write_report(self.folder.path)
+
+  def _step_costs(self, records):
+    """Costs at the median length of the run's texts."""
+    length = int(np.median([r["prompt_tokens"] + len(r["token_ids"]) // 2 for r in records]))
+    ids = records[0]["token_ids"]
+    prompt = (ids * (length // max(1, len(ids)) + 1))[:max(2, length)]
+    peaks = costs_lib.device_peaks()
+    return {name: costs_lib.step_costs(self.plan.target, proposer, prompt, peaks=peaks)
+            for name, proposer in tqdm(self.plan.methods.items(), desc="timing the parts of a step", leave=False)}
+
+  def _memory(self, proposer, records):
+    """Bytes of weights, of the largest cache that a request needed, and of the proposer with its state."""
+    size = lambda tree: int(sum(np.prod(x.shape) * jnp.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree)))
+    target = self.plan.target
+    longest = max(r["prompt_tokens"] + len(r["token_ids"]) for r in records)
+    slots = drivers.bucket(min(longest + proposer.max_depth + 1, target.max_context), target.max_context)
+    rows = max(r["batch_size"] for r in records)
+    cache = jax.eval_shape(lambda: target.init_cache(rows, slots))
+    state = jax.eval_shape(lambda: proposer.init(target, rows, slots))
+    return {"weights": size(target), "cache": size(cache), "draft": size(proposer) + size(state)}
+
+  def _gaps(self, records):
+    """Where a greedy text differs from plain decoding's: the target's top-2 logit gap at the first difference."""
+    plain = {(r["id"], r["turn"]): r for r in records if r["method"] == "plain" and r["repeat"] == 0}
+    gaps = {}
+    for record in records:
+      base = plain.get((record["id"], record["turn"]))
+      if base is None or record["repeat"] or record["temperature"] or record["token_ids"] == base["token_ids"]:
+        continue
+      shared = next((i for i, (a, b) in enumerate(zip(record["token_ids"], base["token_ids"])) if a != b),
+                    min(len(record["token_ids"]), len(base["token_ids"])))
+      gaps[record["id"], record["turn"], record["method"]] = self._gap(base["prompt_ids"] + base["token_ids"][:shared])
+    return gaps
+
+  def _gap(self, ids):
+    target = self.plan.target
+    size = drivers.bucket(len(ids), target.max_context)
+    tokens = np.zeros((1, size), np.int32)
+    tokens[0, :len(ids)] = ids
+    mask = np.tril(np.ones((1, size, size), bool))
+    return float(_top_two_gap(target, tokens, np.arange(size, dtype=np.int32)[None], mask, np.int32(len(ids) - 1)))
+
+
+@jax.jit
+def _top_two_gap(target, tokens, positions, mask, last):
+  out = target.forward(tokens, positions, mask, target.init_cache(1, 4))
+  logits = target.logits(jax.lax.dynamic_slice_in_dim(out.hidden, last, 1, axis=1))
+  first, second = jax.lax.top_k(logits[0, 0], 2)[0]
+  return first - second

@@ -1,0 +1,152 @@
+"""The measuring loop: every request under every method, interleaved, after everything is compiled.
+
+Drift of a shared machine hits all methods alike, because a request is run by each of them before the next one starts,
+in an order that rotates. A measurement during which anything compiled is thrown away and made again.
+"""
+import collections.abc
+import dataclasses
+import itertools
+
+import jax
+import numpy as np
+
+from experiments.harness import settings
+from experiments.workloads import Request
+from specjax import drivers
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """What is measured: `methods` are proposers by name, the first one's replies continue a conversation."""
+  target: object
+  tokenizer: object
+  methods: dict
+  batches: list[list[Request]]
+  repeats: int
+  max_new_tokens: int
+  raw: bool = False  # prompts are not put into the chat template
+
+  @property
+  def runs(self) -> int:
+    """Calls of `generate` in all, warm-up apart."""
+    turns = sum(max(len(r.turns) for r in batch) for batch in self.batches)
+    return turns * self.repeats * len(self.methods)
+
+
+def batches(requests: list[Request], size: int) -> list[list[Request]]:
+  """Requests in groups of at most `size`, each of one category and language."""
+  key = lambda r: (r.category, r.language)
+  groups = [list(group) for _, group in itertools.groupby(sorted(requests, key=key), key)]
+  return [group[i:i + size] for group in groups for i in range(0, len(group), size)]
+
+
+def check(plan: Plan) -> None:
+  """Refuses a request that the target cannot hold before anything runs.
+
+  Raises:
+    ValueError: names the request, its file and line, and the lengths.
+  """
+  for request in itertools.chain(*plan.batches):
+    size = len(_encode(plan, [{"role": "user", "content": request.turns[0]}]))
+    if size + plan.max_new_tokens > plan.target.max_context:
+      raise ValueError(f"{request.source}: request {request.id} has {size} tokens and max_new_tokens="
+                       f"{plan.max_new_tokens}, together more than the target's context of {plan.target.max_context}; "
+                       "leave it out or lower --max_new_tokens")
+
+
+def warm_up(plan: Plan, report=lambda done, total: None) -> None:
+  """Compiles what the first turns need; later turns may still reach a longer bucket (see `measure`)."""
+  shapes = {}
+  for batch in plan.batches:
+    prompts = [_encode(plan, [{"role": "user", "content": r.turns[0]}]) for r in batch]
+    sizes = [len(p) for p in prompts]
+    for name, proposer in plan.methods.items():
+      first = drivers.bucket(max(sizes) + proposer.max_depth + 1, plan.target.max_context)
+      last = drivers.bucket(max(sizes) + plan.max_new_tokens, plan.target.max_context)
+      shapes[name, len(batch), first, last, frozenset(drivers.chunks(max(sizes) - 1))] = (proposer, prompts)
+  for done, (proposer, prompts) in enumerate(shapes.values()):
+    report(done, len(shapes))
+    drivers.warm_up(plan.target, proposer, prompts, settings.sampling_params(),
+                    max_new_tokens=plan.max_new_tokens, key=settings.random_key())
+  report(len(shapes), len(shapes))
+
+
+def measure(plan: Plan, done: set, report=lambda: None) -> collections.abc.Iterator[list[dict]]:
+  """Yields the records of one batch under all methods and repeats, batch by batch.
+
+  Args:
+    plan: what to do.
+    done: ids whose records exist; a batch is skipped when all of its ids are among them.
+    report: called after every run.
+  """
+  for index, batch in enumerate(plan.batches):
+    if all(request.id in done for request in batch):
+      continue
+    yield _measure_batch(plan, batch, index, report)
+
+
+def _measure_batch(plan, batch, index, report):
+  records, names = [], list(plan.methods)
+  conversations = [[] for _ in batch]
+  for turn in range(max(len(request.turns) for request in batch)):
+    rows = [i for i, request in enumerate(batch) if turn < len(request.turns)]
+    for i in rows:
+      conversations[i].append({"role": "user", "content": batch[i].turns[turn]})
+    prompts = [_encode(plan, conversations[i]) for i in rows]
+    seeds = [_seed(batch[i].id, turn) for i in rows]
+    replies = {}
+    for repeat in range(plan.repeats):
+      shift = (index + repeat) % len(names)
+      for name in names[shift:] + names[:shift]:
+        result = _timed(plan, plan.methods[name], prompts, seeds)
+        report()
+        made = [_record(plan, batch[i], name, repeat, turn, prompts[k], result, k, len(rows))
+                for k, i in enumerate(rows)]
+        replies.setdefault(name, [record["text"] for record in made])
+        records.extend(made)
+    # Equal terms: every method continues the same conversation, with the first method's replies in it.
+    for i, reply in zip(rows, replies[names[0]]):
+      conversations[i].append({"role": "assistant", "content": reply})
+  return records
+
+
+def _timed(plan, proposer, prompts, seeds):
+  while True:
+    before = drivers.compiled_programs()
+    result = drivers.generate(plan.target, proposer, prompts, settings.sampling_params(seeds),
+                              max_new_tokens=plan.max_new_tokens, key=settings.random_key())
+    if drivers.compiled_programs() == before:
+      return result
+
+
+def _record(plan, request, method, repeat, turn, prompt, result, row, rows):
+  count = int(result.lengths[row])
+  ids = result.tokens[row, :count].tolist()
+  first, total = result.timings.first_token, result.timings.total
+  counters = jax.tree.map(lambda x: np.asarray(x)[row].tolist(), result.counters)
+  return {
+      "id": request.id, "category": request.category, "language": request.language, "method": method,
+      "repeat": repeat, "turn": turn, "batch_size": rows, "temperature": settings.TEMPERATURE.value,
+      "prompt": request.turns[turn], "prompt_tokens": len(prompt), "prompt_ids": list(prompt),
+      "token_ids": ids,
+      "pieces": plan.tokenizer.pieces(ids), "from_draft": result.drafted[row, :count].tolist(),
+      "text": plan.tokenizer.decode(ids), "finish_reason": result.finish_reasons[row],
+      "counters": dataclasses.asdict(counters),
+      "time_to_first_token_ms": first * 1e3, "latency_ms": total * 1e3,
+      "time_per_output_token_ms": (total - first) * 1e3 / (count - 1) if count > 1 else None,
+      # Rows of a batch share its time, so that sums over records are wall-clock time.
+      "seconds": total / rows, "decode_seconds": (total - first) / rows,
+      "decode_steps": (int(np.max(result.counters.steps)) - 1) / rows,
+  }
+
+
+def _encode(plan, conversation):
+  return plan.tokenizer.encode(conversation[-1]["content"]) if plan.raw else plan.tokenizer.chat(conversation)
+
+
+def _seed(identity, turn):
+  """A seed that depends on the request only, not on its place in the workload (FNV-1a of the id)."""
+  value = 2166136261
+  for byte in f"{identity}/{turn}".encode():
+    value = (value ^ byte) * 16777619 % 2**32
+  return value >> 1
