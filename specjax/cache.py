@@ -16,25 +16,30 @@ import jax.numpy as jnp
 @struct.dataclass
 class InFlight:
   """Keys and values of the nodes of one forward pass, one entry a layer."""
-  keys: tuple[jax.Array, ...]    # L x [B, K, T, C]
+  keys: tuple[jax.Array, ...]    # L x [B, K, C, T]
   values: tuple[jax.Array, ...]  # L x [B, K, T, C]
 
   def take(self, path: jax.Array) -> "InFlight":
     """The nodes `path` i32[B, D + 1] of every row, in that order."""
-    index = path[:, None, :, None]
-    return jax.tree.map(lambda x: jnp.take_along_axis(x, index, axis=2), self)
+    keys = lambda x: jnp.take_along_axis(x, path[:, None, None, :], axis=3)
+    values = lambda x: jnp.take_along_axis(x, path[:, None, :, None], axis=2)
+    return InFlight(keys=tuple(map(keys, self.keys)), values=tuple(map(values, self.values)))
 
 
 @struct.dataclass
 class KVCache:
-  """Committed keys and values. Layers are separate arrays, and so are keys and values: stacking copies them."""
-  keys: tuple[jax.Array, ...]    # L x [B, K, S, C]
+  """Committed keys and values. Layers are separate arrays, and so are keys and values: stacking copies them.
+
+  Keys are kept transposed, so that scores are a product over rows of both factors: XLA would otherwise transpose all
+  of the cache in every step (BUILD.md, Speed).
+  """
+  keys: tuple[jax.Array, ...]    # L x [B, K, C, S]
   values: tuple[jax.Array, ...]  # L x [B, K, S, C]
   length: jax.Array              # i32[B]; committed tokens of each row
 
   @property
   def slots(self) -> int:
-    return self.keys[0].shape[2]
+    return self.keys[0].shape[3]
 
   def commit(self, block: InFlight, count: jax.Array) -> "KVCache":
     """Writes the first `count` i32[B] nodes of a block (already in path order) behind `length`.
@@ -42,45 +47,54 @@ class KVCache:
     Slots at or beyond S are dropped, never clamped to the last one. A node that is not counted writes nothing.
     """
     chex.assert_equal_shape([self.length, count])
-    nodes = block.keys[0].shape[2]
+    nodes = block.keys[0].shape[3]
     if self.length.shape[0] == 1 and nodes < self.slots:
       write = _window_write(self.length, count, nodes, self.slots)
     else:
       write = _scatter_write(self.length, count, nodes, self.slots)
-    return KVCache(keys=tuple(map(write, self.keys, block.keys)), values=tuple(map(write, self.values, block.values)),
+    return KVCache(keys=tuple(write(old, new, 3) for old, new in zip(self.keys, block.keys, strict=True)),
+                   values=tuple(write(old, new, 2) for old, new in zip(self.values, block.values, strict=True)),
                    length=self.length + count)
 
   def grow(self, slots: int) -> "KVCache":
     """The same content in `slots` >= S slots."""
     if slots < self.slots:
       raise ValueError(f"a cache of {self.slots} slots cannot become one of {slots}")
-    pad = lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, slots - x.shape[2]), (0, 0)))
-    return KVCache(keys=tuple(map(pad, self.keys)), values=tuple(map(pad, self.values)), length=self.length)
+    more = (0, slots - self.slots)
+    return KVCache(keys=tuple(jnp.pad(x, ((0, 0), (0, 0), (0, 0), more)) for x in self.keys),
+                   values=tuple(jnp.pad(x, ((0, 0), (0, 0), more, (0, 0))) for x in self.values), length=self.length)
 
 
 def _scatter_write(length, count, nodes, slots):
   index = jnp.arange(nodes, dtype=jnp.int32)[None]
   slot = jnp.where(index < count[:, None], length[:, None] + index, slots)
   row = jnp.arange(length.shape[0])[:, None]
-  # Advanced indices around a slice put the indexed axes first: the written value is [B, T, K, C].
-  return lambda buffer, new: buffer.at[row, :, slot].set(new.transpose(0, 2, 1, 3).astype(buffer.dtype), mode="drop")
+
+  def write(buffer, new, axis):
+    # Advanced indices with a slice between them put the indexed axes first: what is written is [B, T, K, C].
+    place = (row, slice(None), slice(None), slot) if axis == 3 else (row, slice(None), slot)
+    return buffer.at[place].set(jnp.moveaxis(new, axis, 1).astype(buffer.dtype), mode="drop")
+
+  return write
 
 
 def _window_write(length, count, nodes, slots):
   """One row: read the window, blend, write it back in place. A scatter of 60 arrays costs several times as much."""
   start = jnp.minimum(length[0], slots - nodes)
   node = jnp.arange(nodes, dtype=jnp.int32) - (length[0] - start)  # which node each slot of the window takes
-  taken = ((node >= 0) & (node < count[0]))[None, None, :, None]
+  taken = (node >= 0) & (node < count[0])
 
-  def write(buffer, new):
-    old = jax.lax.dynamic_slice_in_dim(buffer, start, nodes, axis=2)
-    shifted = jnp.take(new, jnp.maximum(node, 0), axis=2)
-    return jax.lax.dynamic_update_slice_in_dim(buffer, jnp.where(taken, shifted.astype(buffer.dtype), old), start, axis=2)
+  def write(buffer, new, axis):
+    old = jax.lax.dynamic_slice_in_dim(buffer, start, nodes, axis)
+    shifted = jnp.take(new, jnp.maximum(node, 0), axis).astype(buffer.dtype)
+    mask = jnp.expand_dims(taken, tuple(i for i in range(4) if i != axis))
+    return jax.lax.dynamic_update_slice_in_dim(buffer, jnp.where(mask, shifted, old), start, axis)
 
   return write
 
 
 def empty_cache(batch: int, layers: int, kv_heads: int, slots: int, head_width: int, dtype) -> KVCache:
   """A cache with nothing committed."""
-  zeros = lambda: tuple(jnp.zeros((batch, kv_heads, slots, head_width), dtype) for _ in range(layers))
-  return KVCache(keys=zeros(), values=zeros(), length=jnp.zeros((batch,), jnp.int32))
+  return KVCache(keys=tuple(jnp.zeros((batch, kv_heads, head_width, slots), dtype) for _ in range(layers)),
+                 values=tuple(jnp.zeros((batch, kv_heads, slots, head_width), dtype) for _ in range(layers)),
+                 length=jnp.zeros((batch,), jnp.int32))

@@ -57,7 +57,7 @@ class Outcome:
   verdict: verifiers.Verdict
   tokens: jax.Array              # i32[B, D + 1]; tokens of the path's nodes, the pending one first
   hidden: jax.Array              # f[B, D + 1, E]
-  in_flight: cache_lib.InFlight  # L x [B, K, D + 1, C]
+  in_flight: cache_lib.InFlight  # of the path's D + 1 nodes
   reach: jax.Array               # i32[B]; depth of the deepest drafted node
   drafted: jax.Array             # i32[B]; drafted nodes that were verified
   width_index: jax.Array         # i32; which of the widths was used

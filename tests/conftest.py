@@ -2,9 +2,10 @@
 from flax import struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from specjax import testing
+from specjax import tree as tree_lib
 
 
 def pytest_collection_modifyitems(items):
@@ -14,11 +15,12 @@ def pytest_collection_modifyitems(items):
 
 @struct.dataclass
 class Drafter:
-  """`testing.SelfDrafter` with a face a row, as leaves: one program is the self drafter, the wrong one and plain.
+  """Drafts from a table of texts, with a face a row, as leaves: one program is the self drafter, the wrong one, plain.
 
-  It drafts what the target will emit; `wrong_from` is the first wrong draft of a row (0: all wrong, a large number:
-  none), `limit` how many tokens a row drafts (0: it is plain).
+  `wrong_from` is the first wrong draft of a row (0: all are wrong, a large number: none), `limit` how many tokens a
+  row drafts (0: it is plain).
   """
+  texts: jax.Array       # i32[B, 512]; prompt and what plain decoding makes of it
   wrong_from: jax.Array  # i32[B]
   limit: jax.Array       # i32[B]
   num_tokens: int = struct.field(pytree_node=False, default=6)
@@ -36,25 +38,31 @@ class Drafter:
     return ()
 
   def propose(self, target, cache, state, context, keys):
-    tree, state = testing.SelfDrafter(self.num_tokens).propose(target, cache, state, context, keys)
-    wrong = jnp.arange(tree.width)[None] > self.wrong_from[:, None]
-    tokens = jnp.where(wrong, (tree.tokens + 1) % target.vocab_size, tree.tokens)
-    return tree.replace(tokens=tokens, size=jnp.minimum(tree.size, self.limit + 1)), state
+    del cache, keys
+    place = jnp.arange(self.num_tokens, dtype=jnp.int32)[None]
+    truth = jnp.take_along_axis(self.texts, context.length[:, None] + place, axis=1)
+    draft = jnp.where(place >= self.wrong_from[:, None], (truth + 1) % target.vocab_size, truth)
+    count = jnp.minimum(jnp.clip(context.budget - 1, 0, self.num_tokens), self.limit)
+    return tree_lib.chain(context.pending, draft, jnp.where(context.active, count, 0)), state
 
   def observe(self, target, state, committed):
     del target, committed
     return state
 
 
-def make_drafter(rows, wrong_from=99, limit=99, num_tokens=6):
-  """A `Drafter` for a batch; numbers are for every row."""
-  spread = lambda x: jnp.broadcast_to(jnp.asarray(x, jnp.int32), (rows,))
-  return Drafter(wrong_from=spread(wrong_from), limit=spread(limit), num_tokens=num_tokens)
+def make_drafter(prompts, outputs, wrong_from=99, limit=99, num_tokens=6):
+  """A `Drafter` that knows the `outputs` of the `prompts`; numbers are for every row."""
+  spread = lambda x: jnp.broadcast_to(jnp.asarray(x, jnp.int32), (len(prompts),))
+  texts = np.zeros((len(prompts), 512), np.int32)
+  for row, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+    text = [*prompt, *output]
+    texts[row, :len(text)] = text
+  return Drafter(texts=jnp.asarray(texts), wrong_from=spread(wrong_from), limit=spread(limit), num_tokens=num_tokens)
 
 
 @pytest.fixture(scope="session")
 def drafter():
-  """`drafter(rows, wrong_from=.., limit=.., num_tokens=..)` makes a `Drafter`."""
+  """`drafter(prompts, outputs, wrong_from=.., limit=.., num_tokens=..)` makes a `Drafter`."""
   return make_drafter
 
 

@@ -5,6 +5,7 @@ The reproducer of the public issue in integers that float32 holds: identity time
 """
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 
 
@@ -16,6 +17,6 @@ def test_vmapped_product_and_sum_of_squares_is_right_under_jit():
   squares = jax.jit(lambda x: jax.vmap(lambda row: jnp.sum((matrix @ row) ** 2))(x))(x)
   wrong = np.flatnonzero(np.asarray(squares) != x[:, 0] ** 2)
   assert not wrong.size, (
-      f"jaxlib {jax.lib.__version__} multiplies wrongly on this machine ({wrong.size} of {count} entries, the last is "
+      f"jaxlib {jaxlib.__version__} multiplies wrongly on this machine ({wrong.size} of {count} entries, the last is "
       f"{float(squares[-1]):.0f} instead of 1073741824; jax#39103). Install jax>=0.10.1,!=0.10.2; nothing that this "
       "version computes can be trusted.")

@@ -7,12 +7,15 @@ import pytest
 from specjax import keys as keys_lib
 
 KEY = jax.random.key(3)
+ROWS, PLACES = 4, 32  # every call is padded to this shape: one program
+token_uniforms = jax.jit(keys_lib.token_uniforms)
 
 
 def uniforms(seeds, positions, key=KEY):
-  rows = keys_lib.row_keys(key, jnp.asarray(seeds, jnp.int32))
-  positions = np.broadcast_to(np.asarray(positions, np.int32), (len(seeds), len(positions)))
-  return np.asarray(keys_lib.token_uniforms(rows, jnp.asarray(positions)))
+  rows = keys_lib.row_keys(key, jnp.asarray([*seeds, *[77] * (ROWS - len(seeds))], jnp.int32))
+  padded = np.full((ROWS, PLACES), 999, np.int32)
+  padded[:len(seeds), :len(positions)] = positions
+  return np.asarray(token_uniforms(rows, jnp.asarray(padded)))[:len(seeds), :len(positions)]
 
 
 def test_a_row_is_independent_of_its_batch():
@@ -31,8 +34,7 @@ def test_a_draw_is_keyed_by_its_position_alone():
 
 
 def test_rows_of_one_call_may_stand_at_different_positions():
-  rows = keys_lib.row_keys(KEY, jnp.asarray([0, 1], jnp.int32))
-  got = np.asarray(keys_lib.token_uniforms(rows, jnp.asarray([[5, 6], [50, 51]], jnp.int32)))
+  got = uniforms([0, 1], np.asarray([[5, 6], [50, 51]]))
   np.testing.assert_array_equal(got[0], uniforms([0], [5, 6])[0])
   np.testing.assert_array_equal(got[1], uniforms([1], [50, 51])[0])
 
@@ -66,7 +68,7 @@ def test_the_extreme_bits_stay_inside(monkeypatch, bits, wanted):
 
 
 def test_uniforms_are_uniform_and_inside():
-  u = uniforms(range(64), range(512)).ravel()
+  u = np.concatenate([uniforms(range(4), range(at, at + PLACES)).ravel() for at in range(0, 8192, PLACES)])
   assert u.dtype == np.float32 and u.min() > 0 and u.max() < 1
   counts = np.histogram(u, bins=16, range=(0, 1))[0]
   assert (abs(counts - u.size / 16) < 6 * np.sqrt(u.size / 16)).all()  # a fixed key: this is no coin toss

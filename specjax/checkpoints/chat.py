@@ -29,7 +29,7 @@ def render(template: str, messages: Sequence[Mapping[str, str]], *, add_generati
   messages = [dict(check_message(message, index)) for index, message in enumerate(messages)]
   try:
     return _compile(template).render(messages=messages, add_generation_prompt=add_generation_prompt, **special_tokens)
-  except jinja2.exceptions.TemplateError as error:
+  except (jinja2.exceptions.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError) as error:
     raise ValueError(f"the model's chat template refuses this conversation: {error}") from error
 
 

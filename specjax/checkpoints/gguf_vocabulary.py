@@ -152,9 +152,9 @@ def _add_special(path, tokenizer, metadata, tokens, types, *, default_bos):
   tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
   user = [tokens[index] for index in np.flatnonzero(types == _USER).tolist()]
   tokenizer.add_tokens([AddedToken(token, normalized=False) for token in user])
-  default_bos = default_bos or metadata.get(_PREFIX + "pre") in _BOS_BY_DEFAULT
+  bos = metadata.get(_PREFIX + "bos_token_id")
+  default_bos = bos is not None and (default_bos or metadata.get(_PREFIX + "pre") in _BOS_BY_DEFAULT)
   if metadata.get(_PREFIX + "add_bos_token", default_bos):
-    bos = metadata.get(_PREFIX + "bos_token_id")
     if bos is None or not 0 <= bos < len(tokens):
       raise CheckpointError(f"{path}: asks for a first token ({_PREFIX}add_bos_token) but names none "
                             f"({_PREFIX}bos_token_id = {bos})")

@@ -65,7 +65,7 @@ def resolve(name: str | pathlib.Path) -> pathlib.Path:
   if str(name) in KNOWN:
     return _known(str(name), KNOWN[str(name)])
   path = pathlib.Path(name).expanduser()
-  if path.is_dir():
+  if str(name) and path.is_dir():
     return path
   if path.is_file():
     if path.suffix != ".gguf":
@@ -167,10 +167,15 @@ def _from_hub(name: str) -> pathlib.Path:
   from huggingface_hub import errors
   try:
     return pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES))
-  except (errors.GatedRepoError, errors.RepositoryNotFoundError) as error:
+  except (errors.GatedRepoError, errors.RepositoryNotFoundError, errors.HFValidationError) as error:
     raise CheckpointError(f"{name}: the Hugging Face Hub has no such model, or it needs a login (huggingface-cli "
                           f"login); known names: {', '.join(KNOWN)}") from error
-  except Exception as error:  # httpx, requests, OSError or the Hub's own, by version
+  except Exception as error:
+    # The Hub's package lets through what its transport raises: httpx or requests, by its version.
+    transport = type(error).__module__.partition(".")[0] in ("httpx", "requests")
+    offline = errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError, TimeoutError
+    if not transport and not isinstance(error, offline):
+      raise CheckpointError(f"{name}: could not be fetched from the Hugging Face Hub: {error}") from error
     raise CheckpointError(f"{name}: no such folder here, and the Hugging Face Hub could not be reached "
                           f"({type(error).__name__}): there was no network. Pass a local .gguf file or model "
                           f"folder, or one of the known names: {', '.join(KNOWN)}") from error

@@ -66,7 +66,7 @@ class Decoder:
 # One traced function that every layer calls: tracing and lowering a step costs one layer, not L.
 @functools.partial(jax.jit, static_argnums=0)
 def _block(c: config_lib.DecoderConfig, layer, x, cos, sin, visible, mask, cached_keys, cached_values):
-  """One layer: x f[B, T, E] -> x, keys f[B, K, T, C], values f[B, K, T, C]."""
+  """One layer: x f[B, T, E] -> x, keys f[B, K, C, T], values f[B, K, T, C]."""
   batch, width = x.shape[:2]
   heads, kv, size = c.heads, c.kv_heads, c.head_width
   with jax.named_scope("attention"):
@@ -74,7 +74,7 @@ def _block(c: config_lib.DecoderConfig, layer, x, cos, sin, visible, mask, cache
     qkv = qkv.reshape(batch, width, heads + 2 * kv, size)
     turned = layers.rotate(qkv[:, :, :heads + kv], cos, sin, c.rope_layout)
     query = (turned[:, :, :heads] * size ** -0.5).reshape(batch, width, kv, heads // kv, size).transpose(0, 2, 3, 1, 4)
-    keys = turned[:, :, heads:].transpose(0, 2, 1, 3)
+    keys = turned[:, :, heads:].transpose(0, 2, 3, 1)
     values = qkv[:, :, heads + kv:].transpose(0, 2, 1, 3)
     out = layers.attend(query, cached_keys, cached_values, keys, values, visible, mask)
     out = out.transpose(0, 3, 1, 2, 4).reshape(batch, width, heads * size)

@@ -2,6 +2,8 @@
 
 Letters: B batch rows, T nodes, S slots, E model width, H query heads, K key/value heads, G = H / K, C head width.
 """
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -54,19 +56,24 @@ def attend(query: jax.Array, cached_keys: jax.Array, cached_values: jax.Array, k
 
   Args:
     query: f[B, K, G, T, C], already scaled.
-    cached_keys, cached_values: f[B, K, S, C]. keys, values: f[B, K, T, C].
+    cached_keys: f[B, K, C, S]. cached_values: f[B, K, S, C]. keys: f[B, K, C, T]. values: f[B, K, T, C].
     visible: bool[B, S], committed slots. mask: bool[B, T, T], ancestor-or-self.
 
   Returns:
     f[B, K, G, T, C].
   """
-  old = jnp.einsum("bkgtc,bksc->bkgts", query, cached_keys, preferred_element_type=jnp.float32)
-  new = jnp.einsum("bkgtc,bkuc->bkgtu", query, keys, preferred_element_type=jnp.float32)
+  batch, kv, group, width, size = query.shape
+  slots = cached_keys.shape[-1]
+  rows = query.reshape(batch, kv, group * width, size)  # one product a key/value head, whatever the group
+  scores = functools.partial(jnp.einsum, "bkqc,bkcs->bkqs", rows, preferred_element_type=jnp.float32)
+  old = scores(cached_keys).reshape(batch, kv, group, width, slots)
+  new = scores(keys).reshape(batch, kv, group, width, width)
   old = jnp.where(visible[:, None, None, None], old, _HIDDEN)
   new = jnp.where(mask[:, None, None], new, _HIDDEN)
   greatest = jnp.maximum(old.max(-1), new.max(-1))[..., None]
   old, new = jnp.exp(old - greatest), jnp.exp(new - greatest)
   total = (old.sum(-1) + new.sum(-1))[..., None]
-  out = (jnp.einsum("bkgts,bksc->bkgtc", old.astype(query.dtype), cached_values)
-         + jnp.einsum("bkgtu,bkuc->bkgtc", new.astype(query.dtype), values))
+  weigh = lambda share, value: jnp.einsum("bkqs,bksc->bkqc", share.reshape(batch, kv, group * width, -1).astype(
+      query.dtype), value)
+  out = (weigh(old, cached_values) + weigh(new, values)).reshape(query.shape)
   return (out / total).astype(query.dtype)

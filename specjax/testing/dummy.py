@@ -42,8 +42,8 @@ class DummyTarget:
 
   def init_cache(self, batch, slots):
     """See `models.base.Target.init_cache`: "keys" are the mixes, "values" the positions."""
-    poison = lambda: (jnp.full((batch, 1, slots, 1), _POISON, jnp.uint32),)
-    return cache_lib.KVCache(keys=poison(), values=poison(), length=jnp.zeros((batch,), jnp.int32))
+    poison = lambda *shape: (jnp.full((batch, 1, *shape), _POISON, jnp.uint32),)
+    return cache_lib.KVCache(keys=poison(1, slots), values=poison(slots, 1), length=jnp.zeros((batch,), jnp.int32))
 
   def forward(self, tokens, positions, mask, cache):
     """See `models.base.Target.forward`."""
@@ -52,10 +52,10 @@ class DummyTarget:
     slot = jnp.arange(cache.slots)[None]
     committed = jnp.broadcast_to((slot < cache.length[:, None])[:, None], (*tokens.shape, cache.slots))
     near = lambda at: self._near(place[:, :, None], at[:, None, :])
-    old_mix, old_place = cache.keys[0][:, 0, :, 0], cache.values[0][:, 0, :, 0]
+    old_mix, old_place = cache.keys[0][:, 0, 0], cache.values[0][:, 0, :, 0]
     seen_old = jnp.where(committed & near(old_place), old_mix[:, None], 0).sum(-1, dtype=jnp.uint32)
     seen_new = jnp.where(mask & near(place), mixed[:, None], 0).sum(-1, dtype=jnp.uint32)
-    block = cache_lib.InFlight(keys=(mixed[:, None, :, None],), values=(place[:, None, :, None],))
+    block = cache_lib.InFlight(keys=(mixed[:, None, None],), values=(place[:, None, :, None],))
     return base.ForwardOutput(hidden=_mix(seen_old + seen_new)[..., None], in_flight=block)
 
   def logits(self, hidden):

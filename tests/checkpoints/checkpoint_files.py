@@ -67,7 +67,7 @@ class Model:
 
 
 def write_folder(folder, model, *, tensors=None, config=(), shards=1):
-  """Writes config.json and safetensors; `tensors` replaces the model's, `config` updates keys (None deletes nothing)."""
+  """Writes config.json and safetensors; `tensors` replaces the model's, `config` updates keys."""
   folder.mkdir(parents=True, exist_ok=True)
   (folder / "config.json").write_text(json.dumps(model.config_json() | dict(config)))
   tensors = model.tensors if tensors is None else tensors
@@ -122,7 +122,8 @@ def write_gguf(path, model, *, kind="F32", tensors=None, metadata=(), raw=None, 
 def expected_fields(model, tensors=None):
   """The fused weights that a model must load as: {(layer or None, field): array}."""
   tensors = model.tensors if tensors is None else tensors
-  found = {(None, "embedding"): tensors["model.embed_tokens.weight"], (None, "final_norm"): tensors["model.norm.weight"],
+  found = {(None, "embedding"): tensors["model.embed_tokens.weight"],
+           (None, "final_norm"): tensors["model.norm.weight"],
            (None, "head"): tensors.get("lm_head.weight")}
   for layer in range(model.layers):
     def get(role, layer=layer):

@@ -1,4 +1,6 @@
 """GGUF files: every storage type, the order of rotary rows, and every way a file can be wrong."""
+import dataclasses
+import os
 import struct
 
 import gguf
@@ -9,6 +11,7 @@ import pytest
 
 import checkpoint_files as files
 from specjax.checkpoints import CheckpointError, assemble, read_gguf
+from specjax.checkpoints.gguf import GGUFSource, read_config
 from specjax.checkpoints.gguf_header import read_header
 
 # Greatest error of a round trip through each type that can be written here, for values of a few units.
@@ -124,7 +127,8 @@ def test_neutral_keys_are_accepted(tmp_path):
   assert read_gguf(files.write_gguf(tmp_path / "m.gguf", files.Model(), metadata=neutral))[0].layers == 2
 
 
-@pytest.mark.parametrize("name", ["blk.1.attn_k.weight", "output_norm.weight", "token_embd.weight", "blk.0.attn_q.bias"])
+@pytest.mark.parametrize("name", [
+  "blk.1.attn_k.weight", "output_norm.weight", "token_embd.weight", "blk.0.attn_q.bias"])
 def test_missing_tensor_is_named(tmp_path, name):
   model = files.Model("qwen2")
   tensors = {key: value for key, value in model.tensors.items() if model.gguf_name(key) != name}
@@ -172,8 +176,20 @@ def test_truncated_file_is_refused_wherever_it_ends(tmp_path):
       read_gguf(cut)
 
 
+def test_truncation_is_found_before_anything_is_read(tmp_path):
+  path = files.write_gguf(tmp_path / "m.gguf", files.Model())
+  last = max(read_header(path).tensors.values(), key=lambda tensor: tensor.offset)
+  os.truncate(path, last.offset + 4)
+  with pytest.raises(CheckpointError, match=f"'{last.name}' ends at byte"):
+    GGUFSource(read_header(path))
+  os.truncate(path, last.offset - 4)
+  with pytest.raises(CheckpointError, match=f"'{last.name}' starts at byte"):
+    read_header(path)
+
+
 @pytest.mark.parametrize("content, says", [
-  (b"", "not a GGUF file"), (b"PK\3\4 something else", "not a GGUF file"), (b"GGUF" + struct.pack("<I", 1), "version 1"),
+  (b"", "not a GGUF file"), (b"PK\3\4 something else", "not a GGUF file"),
+  (b"GGUF" + struct.pack("<I", 1), "version 1"),
   (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "version 50331648"),
   (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1 << 60), "truncated"),
   (b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0), "truncated"),
@@ -200,6 +216,67 @@ def test_part_of_a_split_file_is_refused(tmp_path):
   writer.close()
   with pytest.raises(CheckpointError, match="split.count"):
     read_gguf(tmp_path / "m.gguf")
+
+
+def string(text):
+  return struct.pack("<Q", len(text)) + text.encode()
+
+
+def test_what_is_named_twice_is_refused(tmp_path):
+  path = tmp_path / "m.gguf"
+  key = string("k") + struct.pack("<II", 4, 7)
+  path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + key * 2)
+  with pytest.raises(CheckpointError, match="key 'k' appears twice"):
+    read_gguf(path)
+  tensor = string("t") + struct.pack("<IQIQ", 1, 4, 0, 0)
+  path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 2, 0) + tensor * 2 + bytes(256))
+  with pytest.raises(CheckpointError, match="tensor 't' appears twice"):
+    read_gguf(path)
+
+
+@pytest.mark.parametrize("rank, size, offset, says", [
+  (9, 4, 0, "9 axes"), (1, 1 << 62, 0, "claims shape"), (1, 4, 8, "multiple of the alignment")])
+def test_nonsense_in_the_tensor_table_is_refused(tmp_path, rank, size, offset, says):
+  path = tmp_path / "m.gguf"
+  tensor = string("t") + struct.pack("<IQIQ", rank, size, 0, offset)
+  path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + tensor + bytes(256))
+  with pytest.raises(CheckpointError, match=says):
+    read_gguf(path)
+
+
+def test_file_that_shrinks_while_it_is_read_is_refused(tmp_path):
+  path = files.write_gguf(tmp_path / "m.gguf", files.Model())
+  with GGUFSource(read_header(path)) as source:
+    assert source.rows("blk.1.ffn_up.weight", 3, 5).shape == (2, 256)
+    path.write_bytes(path.read_bytes()[:-1 << 20])
+    with pytest.raises(CheckpointError, match="blk.1.ffn_.*truncated"):
+      [source.rows(name, 0, 256) for name in ("blk.1.ffn_down.weight", "blk.1.ffn_up.weight", "blk.1.ffn_gate.weight")]
+
+
+def test_vocabulary_of_the_file(tmp_path):
+  path = files.write_gguf(tmp_path / "m.gguf", files.Model())
+  header = read_header(path)
+  def with_tokens(count, unused):
+    return dataclasses.replace(header, metadata=header.metadata | {
+      "tokenizer.ggml.tokens": [f"t{index}" for index in range(count)], "tokenizer.ggml.eos_token_id": 7,
+      "tokenizer.ggml.token_type": np.array([1] * (count - unused) + [5] * unused)})
+  config = read_config(with_tokens(40, 3))
+  assert (config.vocab_size, config.num_tokens, config.eos_ids) == (40, 37, (7,))
+  with pytest.raises(CheckpointError, match="41 tokens.*only 40 rows"):
+    read_config(with_tokens(41, 0))
+
+
+def test_on_cpu_the_weights_are_the_buffers_that_were_filled(tmp_path, monkeypatch):
+  put, seen = jax.device_put, []
+  def device_put(buffer, **options):
+    array = put(buffer, **options)
+    seen.append((array.unsafe_buffer_pointer(), buffer.ctypes.data))
+    return array
+  monkeypatch.setattr(assemble.jax, "device_put", device_put)
+  read_gguf(files.write_gguf(tmp_path / "m.gguf", files.Model("qwen2", width=40, head_width=6, mlp_width=33)))
+  assert len(seen) == 2 + 7 * 2
+  if jax.default_backend() == "cpu":
+    assert all(array == buffer for array, buffer in seen)
 
 
 def test_header_agrees_with_the_package(tmp_path):
