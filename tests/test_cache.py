@@ -10,12 +10,22 @@ SLOTS, NODES, HEADS, WIDTH, LAYERS = 12, 4, 2, 3, 2
 commit = jax.jit(lambda cache, block, count: cache.commit(block, count))
 
 
+def flip(arrays):
+  """Keys are kept [B, K, C, S]; here all is compared as [B, K, S, C]."""
+  return tuple(jnp.swapaxes(x, 2, 3) for x in arrays)
+
+
+def layers(block):
+  """Keys and values of a cache or a block, each [B, K, S, C]."""
+  return flip(block.keys) + block.values
+
+
 def make(rows, length, *, nodes=NODES, dtype=jnp.float32, seed=0):
   """A cache full of poison and a block full of news, all numbers different."""
   rng = np.random.default_rng(seed)
   fill = lambda size: tuple(jnp.asarray(rng.standard_normal((rows, HEADS, size, WIDTH)), dtype) for _ in range(LAYERS))
-  cache = cache_lib.KVCache(keys=fill(SLOTS), values=fill(SLOTS), length=jnp.asarray(length, jnp.int32))
-  return cache, cache_lib.InFlight(keys=fill(nodes), values=fill(nodes))
+  cache = cache_lib.KVCache(keys=flip(fill(SLOTS)), values=fill(SLOTS), length=jnp.asarray(length, jnp.int32))
+  return cache, cache_lib.InFlight(keys=flip(fill(nodes)), values=fill(nodes))
 
 
 def reference(buffer, block, length, count):
@@ -31,7 +41,7 @@ def check(cache, block, count):
   count = np.asarray(count, np.int32)
   out = commit(cache, block, count)
   length = np.asarray(cache.length)
-  for got, old, new in zip(out.keys + out.values, cache.keys + cache.values, block.keys + block.values, strict=True):
+  for got, old, new in zip(layers(out), layers(cache), layers(block), strict=True):
     np.testing.assert_array_equal(got, reference(old, new, length, count))
     assert got.dtype == old.dtype
   np.testing.assert_array_equal(out.length, length + count)
@@ -76,7 +86,7 @@ def test_commit_keeps_the_cache_dtype(rows):
   _, block = make(rows, [5] * rows, seed=1)
   out = commit(cache, block, np.full(rows, 3, np.int32))
   assert all(x.dtype == jnp.bfloat16 for x in out.keys + out.values) and out.length.dtype == jnp.int32
-  np.testing.assert_array_equal(out.keys[0][:, :, 5:8], block.keys[0][:, :, :3].astype(jnp.bfloat16))
+  np.testing.assert_array_equal(layers(out)[0][:, :, 5:8], layers(block)[0][:, :, :3].astype(jnp.bfloat16))
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -88,11 +98,11 @@ def test_commits_in_a_row_write_the_text_in_order(rows):
   for count in (1, 4, 0, 3, 2, 2):
     block = np.full((rows, HEADS, NODES, WIDTH), 1e9, np.float32)  # what is not counted is rejected garbage
     block[:, :, :count] = text[:, :, at:at + count]
-    block = cache_lib.InFlight(keys=(jnp.asarray(block),) * LAYERS, values=(jnp.asarray(-block),) * LAYERS)
+    block = cache_lib.InFlight(keys=flip([jnp.asarray(block)] * LAYERS), values=(jnp.asarray(-block),) * LAYERS)
     cache = commit(cache, block, np.full(rows, count, np.int32))
     at += count
   assert at == SLOTS and cache.length.tolist() == [SLOTS] * rows
-  np.testing.assert_array_equal(cache.keys[1], text)
+  np.testing.assert_array_equal(layers(cache)[1], text)
   np.testing.assert_array_equal(cache.values[0], -text)
 
 
@@ -100,7 +110,7 @@ def test_take_puts_the_path_in_order():
   _, block = make(2, [0, 0])
   path = jnp.asarray([[0, 2, 3], [0, 1, 1]], jnp.int32)
   taken = block.take(path)
-  for got, old in zip(taken.keys + taken.values, block.keys + block.values, strict=True):
+  for got, old in zip(layers(taken), layers(block), strict=True):
     np.testing.assert_array_equal(got[0], np.asarray(old)[0][:, [0, 2, 3]])
     np.testing.assert_array_equal(got[1], np.asarray(old)[1][:, [0, 1, 1]])
 
@@ -109,7 +119,7 @@ def test_grow_keeps_the_content():
   cache, _ = make(2, [3, 12])
   grown = cache.grow(20)
   assert grown.slots == 20 and grown.length.tolist() == [3, 12]
-  for new, old in zip(grown.keys + grown.values, cache.keys + cache.values, strict=True):
+  for new, old in zip(layers(grown), layers(cache), strict=True):
     assert new.dtype == old.dtype
     np.testing.assert_array_equal(new[:, :, :SLOTS], old)
     assert not np.asarray(new[:, :, SLOTS:]).any()
@@ -125,7 +135,7 @@ def test_grow_refuses_to_shrink():
 def test_empty_cache():
   cache = cache_lib.empty_cache(3, LAYERS, HEADS, SLOTS, WIDTH, jnp.bfloat16)
   assert cache.slots == SLOTS and cache.length.tolist() == [0, 0, 0]
-  assert [x.shape for x in cache.keys + cache.values] == [(3, HEADS, SLOTS, WIDTH)] * (2 * LAYERS)
+  assert [x.shape for x in layers(cache)] == [(3, HEADS, SLOTS, WIDTH)] * (2 * LAYERS)
   assert all(x.dtype == jnp.bfloat16 for x in cache.keys + cache.values)
 
 

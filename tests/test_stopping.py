@@ -46,7 +46,7 @@ def test_eos_at_every_place(place):
 @pytest.mark.parametrize("size", [1, 2, 3, WIDTH])
 @pytest.mark.parametrize("place", range(1, BURST + 1))
 def test_stop_sequences_at_every_place_and_across_bursts(size, place):
-  """A sequence that ends at place p begins size - p tokens before the burst: in the history, or does not stop at all."""
+  """A sequence that ends at place p may begin before the burst: in the history, or it does not stop at all."""
   sequence = list(range(50, 50 + size))
   burst = [10 + i for i in range(BURST)]
   inside = min(size, place)

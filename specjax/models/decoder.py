@@ -1,5 +1,7 @@
 """A decoder-only target: Llama and Qwen2, with parts chosen by configuration.
 
+Inside, activations are columns f[E, B * T], one a token: see `layers`.
+
 Letters: B batch rows, T nodes, S slots, V vocabulary, E model width, L layers, H query heads, K key/value heads,
 G = H / K, C head width, M feed-forward width.
 """
@@ -47,39 +49,39 @@ class Decoder:
     with jax.named_scope("forward"):
       visible = jnp.arange(cache.slots)[None] < cache.length[:, None]
       cos, sin = layers.rotary_angles(positions, c.head_width, c.rope_theta)
-      x = jnp.take(self.weights.embedding, tokens, axis=0, mode="clip")
+      x = jnp.take(self.weights.embedding, tokens.reshape(-1), axis=0, mode="clip").T
       keys, values = [], []
       for layer, cached_keys, cached_values in zip(self.weights.layers, cache.keys, cache.values, strict=True):
         x, k, v = _block(c, layer, x, cos, sin, visible, mask, cached_keys, cached_values)
         keys.append(k)
         values.append(v)
-      hidden = layers.rms_norm(x, self.weights.final_norm, c.norm_eps)
+      hidden = layers.rms_norm(x, self.weights.final_norm, c.norm_eps).T.reshape(*tokens.shape, c.width)
     return base.ForwardOutput(hidden=hidden, in_flight=cache_lib.InFlight(tuple(keys), tuple(values)))
 
   def logits(self, hidden: jax.Array) -> jax.Array:
     """See `base.Target.logits`."""
     with jax.named_scope("head"):
       head = self.weights.embedding if self.weights.head is None else self.weights.head
-      return layers.linear(hidden, head)[..., :self.config.num_tokens].astype(jnp.float32)
+      columns = layers.linear(head, hidden.reshape(-1, hidden.shape[-1]).T)
+      return columns.T.reshape(*hidden.shape[:-1], -1)[..., :self.config.num_tokens].astype(jnp.float32)
 
 
 # One traced function that every layer calls: tracing and lowering a step costs one layer, not L.
 @functools.partial(jax.jit, static_argnums=0)
 def _block(c: config_lib.DecoderConfig, layer, x, cos, sin, visible, mask, cached_keys, cached_values):
-  """One layer: x f[B, T, E] -> x, keys f[B, K, C, T], values f[B, K, T, C]."""
-  batch, width = x.shape[:2]
+  """One layer: x f[E, B * T] -> x, keys f[B, K, C, T], values f[B, K, T, C]."""
+  batch, width = mask.shape[:2]
   heads, kv, size = c.heads, c.kv_heads, c.head_width
   with jax.named_scope("attention"):
-    qkv = layers.linear(layers.rms_norm(x, layer.attention_norm, c.norm_eps), layer.qkv, layer.qkv_bias)
-    qkv = qkv.reshape(batch, width, heads + 2 * kv, size)
-    turned = layers.rotate(qkv[:, :, :heads + kv], cos, sin, c.rope_layout)
-    query = (turned[:, :, :heads] * size ** -0.5).reshape(batch, width, kv, heads // kv, size).transpose(0, 2, 3, 1, 4)
-    keys = turned[:, :, heads:].transpose(0, 2, 3, 1)
-    values = qkv[:, :, heads + kv:].transpose(0, 2, 1, 3)
+    qkv = layers.linear(layer.qkv, layers.rms_norm(x, layer.attention_norm, c.norm_eps), layer.qkv_bias)
+    qkv = qkv.reshape(heads + 2 * kv, size, batch, width)
+    turned = layers.rotate(qkv[:heads + kv], cos, sin, c.rope_layout)
+    query = (turned[:heads] * size ** -0.5).reshape(kv, heads // kv, size, batch, width).transpose(3, 0, 1, 4, 2)
+    keys = turned[heads:].transpose(2, 0, 1, 3)
+    values = qkv[heads + kv:].transpose(2, 0, 3, 1)
     out = layers.attend(query, cached_keys, cached_values, keys, values, visible, mask)
-    out = out.transpose(0, 3, 1, 2, 4).reshape(batch, width, heads * size)
-    x = x + layers.linear(out, layer.attention_out)
+    x = x + layers.linear(layer.attention_out, out.transpose(1, 2, 4, 0, 3).reshape(heads * size, batch * width))
   with jax.named_scope("mlp"):
-    gate, up = jnp.split(layers.linear(layers.rms_norm(x, layer.mlp_norm, c.norm_eps), layer.gate_up), 2, axis=-1)
-    x = x + layers.linear(jax.nn.silu(gate) * up, layer.down)
+    gate, up = jnp.split(layers.linear(layer.gate_up, layers.rms_norm(x, layer.mlp_norm, c.norm_eps)), 2, axis=0)
+    x = x + layers.linear(layer.down, jax.nn.silu(gate) * up)
   return x, keys, values

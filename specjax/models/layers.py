@@ -1,6 +1,11 @@
 """The parts of a decoder layer, as pure functions. Each is what XLA runs fastest for one to a few dozen tokens.
 
-Letters: B batch rows, T nodes, S slots, E model width, H query heads, K key/value heads, G = H / K, C head width.
+Activations are columns, f[width, N], with N = B * T tokens side by side. A product is then `weight @ columns`, which on
+a CPU takes about half the time of `rows @ weight.T` for 4 to 16 tokens, and what stands between two products runs over
+whole vectors without a transposition (BUILD.md, Speed). Accelerators take either order at the same speed.
+
+Letters: B batch rows, T nodes, N = B * T, S slots, E model width, H query heads, K key/value heads, G = H / K,
+C head width.
 """
 import functools
 
@@ -10,44 +15,40 @@ import jax.numpy as jnp
 _HIDDEN = -1e30  # finite: a row that may see nothing (padding) must not become NaN
 
 
-def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-  """`x` f[..., in] times `weight` f[out, in], plus `bias` f[out]: f[..., out].
+def linear(weight: jax.Array, columns: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+  """`weight` f[out, in] times `columns` f[in, N], plus `bias` f[out]: f[out, N].
 
-  On a CPU several tokens are multiplied weight first, `weight @ x.T`, behind barriers that keep XLA from turning it
-  back: reading the weight along its rows takes about half the time for 4 to 16 tokens (BUILD.md, Speed).
+  The barriers keep XLA on a CPU from turning the product of several columns back into one with the weight on the
+  right.
   """
-  flat = x.reshape(-1, x.shape[-1])
-  if flat.shape[0] > 1 and jax.default_backend() == "cpu":
-    columns = jax.lax.optimization_barrier(flat.T)
-    out = jax.lax.optimization_barrier(jnp.einsum("oi,it->ot", weight, columns)).T
-  else:
-    out = jnp.einsum("ti,oi->to", flat, weight)
-  out = out.reshape(*x.shape[:-1], weight.shape[0])
-  return out if bias is None else out + bias
+  hold = jax.lax.optimization_barrier if columns.shape[1] > 1 and jax.default_backend() == "cpu" else lambda x: x
+  out = hold(jnp.einsum("oi,in->on", weight, hold(columns)))
+  return out if bias is None else out + bias[:, None]
 
 
-def rms_norm(x: jax.Array, weight: jax.Array, epsilon: float) -> jax.Array:
-  """RMSNorm (arXiv 1910.07467) over the last axis, in float32."""
-  wide = x.astype(jnp.float32)
-  scale = jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + epsilon)
-  return (wide * scale).astype(x.dtype) * weight
+def rms_norm(columns: jax.Array, weight: jax.Array, epsilon: float) -> jax.Array:
+  """RMSNorm (arXiv 1910.07467) of every column of f[E, N], in float32."""
+  wide = columns.astype(jnp.float32)
+  scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=0, keepdims=True) + epsilon)
+  return (wide * scale).astype(columns.dtype) * weight[:, None]
 
 
 def rotary_angles(positions: jax.Array, width: int, theta: float) -> tuple[jax.Array, jax.Array]:
-  """cos and sin of the rotary angles: f32[B, T, C / 2] each, from `positions` i32[B, T] (arXiv 2104.09864)."""
+  """cos and sin of the rotary angles (arXiv 2104.09864): f32[C / 2, B, T] each, from `positions` i32[B, T]."""
   frequency = theta ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
-  angle = positions.astype(jnp.float32)[..., None] * frequency
+  angle = frequency[:, None, None] * positions.astype(jnp.float32)
   return jnp.cos(angle), jnp.sin(angle)
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, layout: str) -> jax.Array:
-  """Applies rotary positions to f[B, T, heads, C]; `layout` says which elements are a pair (see DecoderConfig)."""
-  cos, sin = cos[:, :, None].astype(x.dtype), sin[:, :, None].astype(x.dtype)
-  if layout == "half":
-    a, b = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-  a, b = x[..., 0::2], x[..., 1::2]
-  return jnp.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(x.shape)
+  """Applies rotary positions to f[heads, C, B, T]; `layout` says which elements are a pair (see DecoderConfig)."""
+  heads, size, *rest = x.shape
+  axis = 1 if layout == "half" else 2  # where the two elements of a pair lie once they have an axis of their own
+  pairs = x.reshape(heads, *((2, size // 2) if axis == 1 else (size // 2, 2)), *rest)
+  cos, sin = jnp.expand_dims(cos, axis - 1).astype(x.dtype), jnp.expand_dims(sin, axis - 1).astype(x.dtype)
+  # (a, b) -> (a cos - b sin, b cos + a sin), with (b, a) as a reversal: joining two halves costs more on a CPU.
+  signed = jnp.concatenate([-sin, sin], axis - 1)
+  return (pairs * cos + jnp.flip(pairs, axis) * signed).reshape(x.shape)
 
 
 def attend(query: jax.Array, cached_keys: jax.Array, cached_values: jax.Array, keys: jax.Array, values: jax.Array,

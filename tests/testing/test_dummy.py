@@ -63,7 +63,7 @@ def test_a_tree_behind_a_prefix_is_the_hash_of_its_paths():
     wanted = hidden(text, range(len(text)), 77)
     assert int(out.hidden[0, node, 0]) == wanted
     np.testing.assert_array_equal(np.asarray(target.logits(out.hidden))[0, node], logits(wanted, 10))
-  assert isinstance(out.in_flight, InFlight) and out.in_flight.keys[0].shape == (1, 1, 4, 1)
+  assert isinstance(out.in_flight, InFlight) and out.in_flight.values[0].shape == (1, 1, 4, 1)
 
 
 def test_every_fault_changes_the_answer():

@@ -70,6 +70,16 @@ def test_law_by_enumeration(name, zeros):
   np.testing.assert_allclose(following.sum(1), 1, atol=1e-5)  # a law even where it is never reached
 
 
+def test_law_in_double_precision():
+  """The rule itself, apart from rounding."""
+  tree, vocabulary = make("equal siblings, the first with a child")
+  p = np.random.default_rng(6).dirichlet(np.ones(vocabulary), tree.width)
+  with jax.enable_x64(True):
+    stop, following = (np.asarray(x)[0] for x in law_jit(jnp.asarray(p[None], jnp.float64), tree, tree.width - 1))
+  assert stop.dtype == following.dtype == np.float64
+  np.testing.assert_allclose(stop[:, None] * following, enumerate_law(p, tree)[1], atol=1e-12, rtol=0)
+
+
 @pytest.mark.parametrize("name", TREES)
 def test_law_is_the_target_law(name):
   """Lossless: the first token's law is p at the root, and given a drafted first token the second's is p there."""
@@ -167,8 +177,8 @@ def test_at_temperature_0_it_is_greedy(name):
 @pytest.mark.parametrize("u", [0.0, 2.0 ** -24, 1 - 2.0 ** -24])
 def test_a_forbidden_draft_is_never_accepted_whatever_u(u):
   """Engine bug A7: u = 0 accepted a token of probability 0. First and last ids banned, and both drafted."""
-  tree = tree_lib.TokenTree(tokens=jnp.asarray([[1, 0, 3, 0]], jnp.int32), parents=jnp.asarray([[0, 0, 0, 1]], jnp.int32),
-                            size=jnp.asarray([4], jnp.int32))
+  tree = tree_lib.TokenTree(tokens=jnp.asarray([[1, 0, 3, 0]], jnp.int32),
+                            parents=jnp.asarray([[0, 0, 0, 1]], jnp.int32), size=jnp.asarray([4], jnp.int32))
   verdict = draw_all(np.array([[0, 0.5, 0.5, 0]] * 4), tree, np.full((8, 4), u))
   assert (verdict.accepted == 0).all() and np.isin(verdict.token, [1, 2]).all()
 

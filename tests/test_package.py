@@ -1,0 +1,44 @@
+"""The package as a whole: its public names, and imports that go down its floors and never up."""
+import ast
+import pathlib
+
+import pytest
+
+import specjax
+
+ROOT = pathlib.Path(specjax.__file__).parent
+# DESIGN.md section 5: ground, models and verifiers, proposers, the step, its drivers. Names not listed are unbound.
+FLOORS = dict(theory=0, tree=0, sampling=0, keys=0, stopping=0, counters=0, cache=0, models=1, verifiers=1,
+              checkpoints=1, proposers=2, decode=3, drivers=4, loading=4, testing=3)
+
+
+def test_public_names():
+  assert len(set(specjax.__all__)) == len(specjax.__all__) > 0
+  for name in specjax.__all__:
+    assert getattr(specjax, name) is not None
+  assert specjax.__version__.count(".") == 2
+
+
+def imported(path):
+  """Names directly below `specjax`, `experiments` and `tests` that a file imports."""
+  for node in ast.walk(ast.parse(path.read_text())):
+    if isinstance(node, ast.ImportFrom) and node.module:
+      parts = node.module.split(".")
+      yield from (parts[:1] + [alias.name] if len(parts) == 1 else parts for alias in node.names)
+    elif isinstance(node, ast.Import):
+      yield from (alias.name.split(".") for alias in node.names)
+
+
+FILES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_imports_go_down(path):
+  here = path.parts[0].removesuffix(".py")
+  for parts in imported(ROOT / path):
+    assert parts[0] not in ("experiments", "tests"), f"{path} imports {parts}"
+    if parts[0] != "specjax" or len(parts) < 2:
+      continue
+    assert parts[1] != "testing" or here == "testing", f"{path}: only tests and experiments may import testing"
+    if here in FLOORS and parts[1] in FLOORS:
+      assert FLOORS[parts[1]] <= FLOORS[here], f"{path} imports specjax.{parts[1]}, which stands above it"
