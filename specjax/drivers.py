@@ -124,8 +124,11 @@ def start(target, proposer, prompts, params=None, *, max_new_tokens=128, key=Non
   rows = len(prompts)
   if not rows:
     raise ValueError("no prompts were given; at least one is needed")
-  budget = np.broadcast_to(np.asarray(max_new_tokens), (rows,)).astype(np.int64)
-  prompts = [np.asarray(prompt, np.int64) for prompt in prompts]
+  budget = np.asarray(max_new_tokens)
+  if budget.dtype.kind not in "iu" or budget.shape not in ((), (rows,)):
+    raise ValueError(f"max_new_tokens={max_new_tokens!r}: it must be a whole number, or {rows} of them, one a row")
+  budget = np.broadcast_to(budget, (rows,)).astype(np.int64)
+  prompts = [np.asarray(prompt) for prompt in prompts]
   _check(target, prompts, budget)
   lengths = np.array([len(prompt) for prompt in prompts], np.int32)
   limit = (lengths + budget).astype(np.int32)
@@ -232,7 +235,10 @@ def _causal(size: int):
 def _check(target, prompts, budget):
   for row, (prompt, new) in enumerate(zip(prompts, budget)):
     if prompt.ndim != 1 or not prompt.size:
-      raise ValueError(f"prompt {row} is empty; it needs at least one token")
+      raise ValueError(f"prompt {row} is empty or no flat list; it needs at least one token id")
+    if prompt.dtype.kind not in "iu":
+      raise ValueError(f"prompt {row} holds {prompt.ravel()[0].item()!r}; a prompt is a list of token ids (whole "
+                       "numbers): encode text with the target's tokenizer first")
     if prompt.min() < 0 or prompt.max() >= target.vocab_size:
       raise ValueError(f"prompt {row} holds id {int(prompt.max() if prompt.min() >= 0 else prompt.min())}; "
                        f"ids of this target are 0 to {target.vocab_size - 1}")

@@ -51,17 +51,22 @@ class SamplingParams:
 
 
 def _rows(name, value, rows, dtype, allowed, wanted):
-  # A stack of limits: the shape, then finiteness, then the range, each named with the row that breaks it.
+  # The shape first, then what each value may be, named with the row that breaks it.
   given = np.asarray(value)
   if given.shape not in ((), (rows,)):
     raise ValueError(f"{name} has shape {given.shape}; allowed are one value or one a row, ({rows},)")
+  if given.dtype.kind not in "iuf":
+    raise ValueError(f"{name}={value!r}: it must be a number, {wanted}")
   given = np.broadcast_to(given, (rows,))
-  wrong = ~np.isfinite(given.astype(np.float64)) | ~allowed(given)
-  if wrong.any():
-    row = int(np.argmax(wrong))
+  limits = np.iinfo(dtype) if np.issubdtype(dtype, np.integer) else np.finfo(dtype)
+  # Compared before the cast: beyond these limits it would wrap around or become infinite.
+  fits = np.isfinite(given.astype(np.float64)) & (given <= limits.max) & allowed(given)
+  if np.issubdtype(dtype, np.integer):
+    fits &= given == np.floor(given)
+    wanted = f"{wanted}, a whole number of at most {limits.max}"
+  if not fits.all():
+    row = int(np.argmin(fits))
     raise ValueError(f"{name}={given[row].item()} in row {row}: it must be {wanted}")
-  if np.issubdtype(dtype, np.integer) and (given != np.floor(given)).any():
-    raise ValueError(f"{name}={given.tolist()}: it must be a whole number")
   return jnp.asarray(given.astype(dtype))
 
 

@@ -39,13 +39,13 @@ def stop_rules(rows: int, eos_ids=(), sequences=(), *, width: int = 8, count: in
   Raises:
     ValueError: for an empty sequence or a negative id.
   """
-  sequences = list(sequences)
-  nested = bool(sequences) and all(isinstance(s, collections.abc.Sequence) and all(
-      isinstance(t, collections.abc.Sequence) for t in s) for s in sequences)
+  sequences, eos_ids = list(sequences), [eos_ids] if isinstance(eos_ids, int) else list(eos_ids)
+  is_list = lambda x: isinstance(x, collections.abc.Sequence)
+  nested = any(is_list(token) for sequence in sequences for token in sequence)
   per_row = sequences if nested else [sequences] * rows
   if len(per_row) != rows:
     raise ValueError(f"stop sequences for {len(per_row)} rows, but the batch has {rows}")
-  flat = [list(s) for row in per_row for s in row]
+  flat = [list(s) for row in (per_row if nested else per_row[:1]) for s in row]
   if any(not s or min(s) < 0 for s in flat) or any(e < 0 for e in eos_ids):
     raise ValueError(f"stop sequences {flat} and end ids {tuple(eos_ids)}: each needs at least one id, 0 or greater")
   width = max([width, *map(len, flat)])

@@ -1,4 +1,6 @@
 """What all tests share: their order, a drafter with many faces, and a switch that halves the time of a compilation."""
+import contextlib
+
 from flax import struct
 import jax
 import jax.numpy as jnp
@@ -66,10 +68,24 @@ def drafter():
   return make_drafter
 
 
-@pytest.fixture(scope="module")
-def quick_compile():
-  """Compiles with little optimization: for modules whose arithmetic is that of the integer dummy target."""
+@contextlib.contextmanager
+def little_optimization():
+  """Halves the time of a compilation."""
   before = jax.config.read("jax_disable_most_optimizations")
   jax.config.update("jax_disable_most_optimizations", True)
   yield
   jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture(scope="module")
+def quick_compile():
+  """For modules whose arithmetic is that of the integer dummy target."""
+  with little_optimization():
+    yield
+
+
+@pytest.fixture
+def quick_compile_here():
+  """For one test, of logic that other tests hold under full optimization."""
+  with little_optimization():
+    yield

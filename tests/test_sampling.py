@@ -137,11 +137,25 @@ def test_a_large_vocabulary():
     # The mass of 40000 float32 weights decides where top-p ends: a token of weight near the edge may fall either way.
     assert abs(int((law[row] > 0).sum()) - int((wanted > 0).sum())) <= (2 if top_p[row] < 1 else 0)
     np.testing.assert_allclose(law[row, 0], wanted, atol=2e-5)
-  points = 4096
+  points = 512
   grid = (np.arange(points, dtype=np.float32) + 0.5) / points
   drawn = np.asarray(invert(jnp.asarray(np.broadcast_to(law[1], (points, 49152)).copy()), jnp.asarray(grid)))
   counts = np.bincount(drawn, minlength=49152)
   assert (abs(counts / points - law[1, 0]) < 1.01 / points).all() and (law[1, 0][drawn] > 0).all()
+
+
+@pytest.mark.parametrize("size", [1, 11, 255, 256, 257, 1000])
+def test_argmax_takes_the_lowest_id_on_ties(size):
+  """Ties inside a block, across blocks and at both ends; nothing that fills up the last block may win."""
+  rng = np.random.default_rng(size)
+  logits = rng.integers(-3, 1, (64, size)).astype(np.float32)
+  logits[0], logits[1] = -np.inf, -5.0
+  logits[2], logits[2, -1] = -np.inf, -1e30
+  logits[3, [0, -1]] = 9.0
+  for dtype in (jnp.float32, jnp.bfloat16):
+    best = jax.jit(sampling.argmax)(jnp.asarray(logits, dtype))
+    assert best.dtype == jnp.int32
+    np.testing.assert_array_equal(best, logits.argmax(-1))
 
 
 # --- the draw -------------------------------------------------------------------------------------------------------

@@ -63,7 +63,9 @@ class Decoder:
     with jax.named_scope("head"):
       head = self.weights.embedding if self.weights.head is None else self.weights.head
       columns = layers.linear(head, hidden.reshape(-1, hidden.shape[-1]).T)
-      return columns.T.reshape(*hidden.shape[:-1], -1)[..., :self.config.num_tokens].astype(jnp.float32)
+      logits = columns.T.reshape(*hidden.shape[:-1], -1)[..., :self.config.num_tokens].astype(jnp.float32)
+      # Turned from columns once, not once for every reader.
+      return jax.lax.optimization_barrier(logits)
 
 
 # One traced function that every layer calls: tracing and lowering a step costs one layer, not L.

@@ -1,7 +1,7 @@
 """A target whose logits are a hash of the path, so that all of decoding is tested without weights.
 
 The idea is that of `google-deepmind/mctx`'s tree tests: the model's state is a hash of its history. Here every token
-contributes a mix of itself and its position, a node sees the sum over what attention would let it see, and the logits
+contributes a mix of itself and its place, a node sees the sum over what attention would let it see, and the logits
 are pseudo-random numbers keyed by that sum. Exact conditionals for any prefix, and one wrong mask bit, position, slot
 or committed token changes the answer. Slots behind `length` are poisoned: reading one changes it as well.
 
@@ -47,27 +47,31 @@ class DummyTarget:
 
   def forward(self, tokens, positions, mask, cache):
     """See `models.base.Target.forward`."""
-    mixed = _mix(tokens.astype(jnp.uint32) * np.uint32(0x9E3779B1) + positions.astype(jnp.uint32) + self.salt)
+    mixed = _mix(tokens.astype(jnp.uint32) * np.uint32(0x9E3779B1) + self.salt)
     place = positions.astype(jnp.uint32)
     slot = jnp.arange(cache.slots)[None]
     committed = jnp.broadcast_to((slot < cache.length[:, None])[:, None], (*tokens.shape, cache.slots))
-    near = lambda at: self._near(place[:, :, None], at[:, None, :])
-    old_mix, old_place = cache.keys[0][:, 0, 0], cache.values[0][:, 0, :, 0]
-    seen_old = jnp.where(committed & near(old_place), old_mix[:, None], 0).sum(-1, dtype=jnp.uint32)
-    seen_new = jnp.where(mask & near(place), mixed[:, None], 0).sum(-1, dtype=jnp.uint32)
+    seen = (self._seen(committed, cache.keys[0][:, 0, 0], cache.values[0][:, 0, :, 0], place)
+            + self._seen(mask, mixed, place, place))
     block = cache_lib.InFlight(keys=(mixed[:, None, None],), values=(place[:, None, :, None],))
-    return base.ForwardOutput(hidden=_mix(seen_old + seen_new)[..., None], in_flight=block)
+    return base.ForwardOutput(hidden=_mix(seen)[..., None], in_flight=block)
+
+  def _seen(self, visible, mixes, places, place):
+    """What each node gathers: the sum over the visible tokens of a mix of token and place, u32[B, T].
+
+    Absolute places when all tokens count; with an order, distances, so that equal contexts give equal logits.
+    """
+    distance = place[:, :, None] - places[:, None]  # unsigned: a later place is far away
+    where = distance if self.order else jnp.broadcast_to(places[:, None], distance.shape)
+    if self.order:
+      visible = visible & (distance < np.uint32(self.order))
+    return jnp.where(visible, _mix(mixes[:, None] + where * np.uint32(0xC2B2AE3D)), 0).sum(-1, dtype=jnp.uint32)
 
   def logits(self, hidden):
     """See `models.base.Target.logits`."""
     ids = jnp.arange(self.vocab, dtype=jnp.uint32)
     bits = _mix(hidden + ids * np.uint32(0x85EBCA77)) >> 8
     return (bits.astype(jnp.float32) * np.float32(2.0 ** -23) - 1.0) * self.sharpness
-
-  def _near(self, place, other):
-    if not self.order:
-      return jnp.ones(jnp.broadcast_shapes(place.shape, other.shape), bool)
-    return place - other < np.uint32(self.order)  # unsigned: a later place is far away
 
 
 def _mix(x):

@@ -32,6 +32,7 @@ def test_logits(golden):
   np.testing.assert_allclose(logits, wanted["logits"], atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.usefixtures("quick_compile_here")
 @pytest.mark.parametrize("proposer", [specjax.proposers.Plain(), specjax.proposers.NGram(num_tokens=3, min_ngram=1)],
                          ids=["plain", "ngram"])
 def test_greedy_continuation(golden, proposer):
@@ -43,6 +44,7 @@ def test_greedy_continuation(golden, proposer):
   assert len(decode.widths_for(proposer.max_nodes)) == len(result.counters.steps_per_width[0])
 
 
+@pytest.mark.usefixtures("quick_compile_here")
 def test_sampled_prompt_lookup_is_sampled_plain_text(golden):
   target, wanted = golden
   params = SamplingParams(temperature=0.8, top_p=0.9, seed=[11, 12])

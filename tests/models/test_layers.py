@@ -11,30 +11,30 @@ RNG = np.random.default_rng
 
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
-@pytest.mark.parametrize("shape", [(1, 1), (1, 5), (3, 4), (2, 9)])
-def test_linear(monkeypatch, shape, backend):
-  """Both forms, weight first for several tokens on a CPU and the usual one: with and without a bias."""
+@pytest.mark.parametrize("tokens", [1, 4, 5, 9])
+def test_linear(monkeypatch, tokens, backend):
+  """With the barriers of a CPU and without, with and without a bias."""
   monkeypatch.setattr(jax, "default_backend", lambda: backend)
   rng = RNG(0)
-  x, weight, bias = (rng.standard_normal(s).astype(np.float32) for s in ((*shape, 13), (7, 13), (7,)))
-  wanted = x.astype(np.float64) @ weight.T.astype(np.float64)
+  columns, weight, bias = (rng.standard_normal(s).astype(np.float32) for s in ((13, tokens), (7, 13), (7,)))
+  wanted = weight.astype(np.float64) @ columns.astype(np.float64)
   for given in (None, bias):
-    out = jax.jit(lambda *args: layers.linear(*args))(x, weight, given)
-    assert out.shape == (*shape, 7) and out.dtype == jnp.float32
-    np.testing.assert_allclose(out, wanted if given is None else wanted + bias, atol=1e-5)
+    out = jax.jit(lambda *args: layers.linear(*args))(weight, columns, given)
+    assert out.shape == (7, tokens) and out.dtype == jnp.float32
+    np.testing.assert_allclose(out, wanted if given is None else wanted + bias[:, None], atol=1e-5)
 
 
 def test_linear_reads_the_weight_first_on_a_cpu():
   """The barriers are what keeps XLA from turning the product back; one token needs none."""
-  text = lambda tokens: str(jax.make_jaxpr(layers.linear)(jnp.zeros((1, tokens, 8)), jnp.zeros((4, 8))))
+  text = lambda tokens: str(jax.make_jaxpr(layers.linear)(jnp.zeros((4, 8)), jnp.zeros((8, tokens))))
   if jax.default_backend() == "cpu":
     assert text(4).count("optimization_barrier") == 2
   assert "optimization_barrier" not in text(1)
 
 
 def test_rms_norm():
-  x, weight = RNG(1).standard_normal((2, 3, 16)) * 5, RNG(2).standard_normal(16)
-  wanted = x / np.sqrt((x ** 2).mean(-1, keepdims=True) + 1e-2) * weight
+  x, weight = RNG(1).standard_normal((16, 6)) * 5, RNG(2).standard_normal(16)
+  wanted = x / np.sqrt((x ** 2).mean(0) + 1e-2) * weight[:, None]
   out = layers.rms_norm(jnp.asarray(x, jnp.float32), jnp.asarray(weight, jnp.float32), 1e-2)
   np.testing.assert_allclose(out, wanted, atol=1e-5)
   half = layers.rms_norm(jnp.asarray(x, jnp.bfloat16), jnp.asarray(weight, jnp.bfloat16), 1e-2)
@@ -45,24 +45,24 @@ def test_rms_norm():
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_rotate_turns_pairs_by_position_times_frequency(layout):
   """As complex numbers: pair i of a head is multiplied by exp(1j * position * theta ** (-2 i / C))."""
-  x = RNG(3).standard_normal((2, 5, 3, 8))
+  x = RNG(3).standard_normal((3, 8, 2, 5))  # heads, C, B, T
   positions = np.array([[0, 1, 2, 3, 4], [7, 7, 100, 2047, 5]], np.int32)
   pairs = (slice(0, 4), slice(4, 8)) if layout == "half" else (slice(0, None, 2), slice(1, None, 2))
-  turned = (x[..., pairs[0]] + 1j * x[..., pairs[1]]) * np.exp(
-      1j * positions[:, :, None, None] * 1000.0 ** (-np.arange(4) / 4))
+  angle = 1000.0 ** (-np.arange(4) / 4)[:, None, None] * positions
+  turned = (x[:, pairs[0]] + 1j * x[:, pairs[1]]) * np.exp(1j * angle)
   wanted = np.empty_like(x)
-  wanted[..., pairs[0]], wanted[..., pairs[1]] = turned.real, turned.imag
+  wanted[:, pairs[0]], wanted[:, pairs[1]] = turned.real, turned.imag
   cos, sin = layers.rotary_angles(jnp.asarray(positions), 8, 1000.0)
-  assert cos.shape == sin.shape == (2, 5, 4) and cos.dtype == jnp.float32
+  assert cos.shape == sin.shape == (4, 2, 5) and cos.dtype == jnp.float32
   np.testing.assert_allclose(layers.rotate(jnp.asarray(x, jnp.float32), cos, sin, layout), wanted, atol=2e-4)
 
 
 def test_the_layouts_are_one_rotation_of_permuted_elements():
-  x = jnp.asarray(RNG(4).standard_normal((1, 4, 2, 8)), jnp.float32)
+  x = jnp.asarray(RNG(4).standard_normal((2, 8, 1, 4)), jnp.float32)
   cos, sin = layers.rotary_angles(jnp.arange(4, dtype=jnp.int32)[None], 8, 10000.0)
   order = np.arange(8).reshape(2, 4).T.ravel()  # half -> interleaved
   half = layers.rotate(x, cos, sin, "half")
-  np.testing.assert_array_equal(layers.rotate(x[..., order], cos, sin, "interleaved"), half[..., order])
+  np.testing.assert_array_equal(layers.rotate(x[:, order], cos, sin, "interleaved"), half[:, order])
   assert not np.allclose(layers.rotate(x, cos, sin, "interleaved"), half)
 
 

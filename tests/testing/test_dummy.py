@@ -23,7 +23,7 @@ def mix(x):
 
 def hidden(text, positions, salt):
   """The hash of a path, with Python's integers."""
-  return mix(sum(mix(t * 0x9E3779B1 + p + salt) for t, p in zip(text, positions)))
+  return mix(sum(mix(mix(t * 0x9E3779B1 + salt) + p * 0xC2B2AE3D) for t, p in zip(text, positions)))
 
 
 def logits(state, vocab, sharpness=3.0):
