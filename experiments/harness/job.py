@@ -55,10 +55,15 @@ class Job:
       measure.warm_up(self.plan, report_progress)
 
   def measure(self) -> None:
-    """Runs what is not done yet, appending records as batches finish."""
+    """Says how long it will take at most, then runs what is not done yet, appending records as batches finish."""
     left = [b for b in self.plan.batches if not all(r.id in self._done for r in b)]
-    total = dataclasses.replace(self.plan, batches=left).runs
-    with tqdm(total=total, desc="measuring", unit="run", leave=False) as bar:
+    if not left:
+      return
+    todo = dataclasses.replace(self.plan, batches=left)
+    seconds = measure.estimate(todo)
+    print(f"measuring {sum(map(len, left))} requests with {', '.join(self.plan.methods)}, {self.plan.repeats} time(s) "
+          f"each: about {max(1, round(seconds / 60))} min at most", file=sys.stderr, flush=True)
+    with tqdm(total=todo.runs, desc="measuring", unit="run", leave=False) as bar:
       for records in measure.measure(self.plan, self._done, lambda: bar.update(1)):
         self.folder.append(records)
 

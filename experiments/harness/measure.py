@@ -47,7 +47,7 @@ def check(plan: Plan) -> None:
     ValueError: names the request, its file and line, and the lengths.
   """
   for request in itertools.chain(*plan.batches):
-    size = len(_encode(plan, [{"role": "user", "content": request.turns[0]}]))
+    size = len(_first_prompt(plan, request))
     if size + plan.max_new_tokens > plan.target.max_context:
       raise ValueError(f"{request.source}: request {request.id} has {size} tokens and max_new_tokens="
                        f"{plan.max_new_tokens}, together more than the target's context of {plan.target.max_context}; "
@@ -58,7 +58,7 @@ def warm_up(plan: Plan, report=lambda done, total: None) -> None:
   """Compiles what the first turns need; later turns may still reach a longer bucket (see `measure`)."""
   shapes = {}
   for batch in plan.batches:
-    prompts = [_encode(plan, [{"role": "user", "content": r.turns[0]}]) for r in batch]
+    prompts = [_first_prompt(plan, r) for r in batch]
     sizes = [len(p) for p in prompts]
     for name, proposer in plan.methods.items():
       first = drivers.bucket(max(sizes) + proposer.max_depth + 1, plan.target.max_context)
@@ -69,6 +69,22 @@ def warm_up(plan: Plan, report=lambda done, total: None) -> None:
     drivers.warm_up(plan.target, proposer, prompts, settings.sampling_params(),
                     max_new_tokens=plan.max_new_tokens, key=settings.random_key())
   report(len(shapes), len(shapes))
+
+
+def estimate(plan: Plan) -> float:
+  """Seconds that `measure` takes at most, from one short run: every request at its full budget, no draft accepted."""
+  prompts = [[_first_prompt(plan, r) for r in batch] for batch in plan.batches]
+  longest = [max(map(len, batch)) for batch in prompts]
+  result = _timed(plan, next(iter(plan.methods.values())), prompts[0], [0] * len(prompts[0]))
+  step = (result.timings.total - result.timings.first_token) / max(1, int(result.lengths.max()) - 1)
+  prefill = result.timings.first_token / longest[0]
+  turns = [max(len(r.turns) for r in batch) for batch in plan.batches]
+  once = sum(n * (size * prefill + plan.max_new_tokens * step) for n, size in zip(turns, longest))
+  return once * plan.repeats * len(plan.methods)
+
+
+def _first_prompt(plan, request):
+  return _encode(plan, [{"role": "user", "content": request.turns[0]}])
 
 
 def measure(plan: Plan, done: set, report=lambda: None) -> collections.abc.Iterator[list[dict]]:
