@@ -50,6 +50,8 @@ def main():
     run.measure()
   except KeyboardInterrupt:
     print(f"\ninterrupted; finished requests are kept. To go on: add --resume --outdir={outdir}", file=sys.stderr)
+    if run.folder.records():
+      run.finish(costs=False, partial=True)
     sys.exit(130)
   summary = run.finish(costs=_COSTS.value)
   tqdm.write(table.render(summary["groups"]), file=sys.stdout)

@@ -27,22 +27,24 @@ def main():
   proposer, params = methods.build(_METHOD.value), settings.sampling_params(seeds=[settings.SEED.value])
   target, tokenizer = specjax.load(settings.TARGET.value)
   if _RAW.value:
-    prompt = tokenizer.encode(_PROMPT.value)
+    prompt = tokenizer.encode(_PROMPT.value, add_special_tokens=True)
   else:
     system = [{"role": "system", "content": _SYSTEM.value}] if _SYSTEM.value else []
     prompt = tokenizer.chat(system + [{"role": "user", "content": _PROMPT.value}])
   color = _COLOR.value == "always" or (_COLOR.value == "auto" and sys.stdout.isatty())
-  begin, first, tokens, accepted, steps = time.perf_counter(), None, 0, 0, 0
+  begin, first, first_tokens, tokens, accepted, steps = time.perf_counter(), None, 0, 0, 0, 0
   for delta in specjax.stream(target, proposer, prompt, params, tokenizer=tokenizer,
                               max_new_tokens=settings.MAX_NEW_TOKENS.value, key=settings.random_key()):
-    first = first or time.perf_counter()
+    if first is None:
+      first, first_tokens = time.perf_counter(), len(delta.token_ids)
     tokens, accepted, steps = tokens + len(delta.token_ids), accepted + sum(delta.drafted), steps + 1
-    # A step's text may hold accepted drafts and the new token; the colour says that drafting paid in this step.
-    sys.stdout.write(f"{_GREEN}{delta.text}{_END}" if color and any(delta.drafted) else delta.text)
+    for piece, drafted in zip(delta.pieces, delta.drafted):
+      sys.stdout.write(f"{_GREEN}{piece}{_END}" if color and drafted and piece else piece)
     sys.stdout.flush()
   end = time.perf_counter()
-  rate = f", {(tokens - 1) / (end - first):.1f} tokens/s after the first" if tokens > 1 else ""
-  print(f"\n\n{tokens} tokens in {steps} steps, {accepted} of them accepted drafts; first token after "
+  later = tokens - first_tokens
+  rate = f", {later / (end - first):.1f} tokens/s after the first step" if later else ""
+  print(f"\n\n{tokens} tokens in {steps} steps, {accepted} of them accepted drafts; first step after "
         f"{first - begin:.2f} s (compilation included){rate}; finished by {delta.finish_reason}", file=sys.stderr)
 
 

@@ -1,6 +1,6 @@
 # Sourced by the other scripts: makes .venv if needed and installs specjax in it. Idempotent.
 #   PYTHON=python3.12  chooses the interpreter (default: python3)
-#   VENV=.venv-3.12    chooses the folder (default: .venv)
+#   VENV=FOLDER        chooses the folder (default: .venv, or .venv-3.12 if that holds another Python)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PYTHON=${PYTHON:-python3}
@@ -15,8 +15,7 @@ prepare() {
     { echo "error: $PYTHON is Python $wanted; specjax needs 3.11 or newer: set PYTHON=python3.11" >&2; exit 2; }
   if [ -x "$VENV/bin/python" ] &&
       [ "$("$VENV/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')" != "$wanted" ]; then
-    echo "error: $VENV holds another Python than $wanted; remove it or set VENV to another folder" >&2
-    exit 2
+    VENV=$VENV-$wanted  # the folder holds another Python, and stays as it is
   fi
   if [ ! -x "$VENV/bin/python" ]; then
     echo "== making $VENV with Python $wanted"

@@ -92,7 +92,7 @@ def verify(target, proposer, verifier, state: DecodeState, tree: tree_lib.TokenT
   if size.shape[0] > 1:
     worth = 2 * jnp.sum(size > 1) >= jnp.sum(state.active)
     size = jnp.where(worth, size, 1)
-  tree = widened(tree.replace(size=size), widths[-1])
+  tree = tree.replace(size=size).widen(widths[-1])
   mode = state.params.mode()
   branches = [functools.partial(verify_at, target, verifier, proposer.max_depth, width) for width in widths]
   index = jnp.sum(jnp.max(size) > jnp.array(widths[:-1], jnp.int32)).astype(jnp.int32)
@@ -179,12 +179,6 @@ def verify_at(target, verifier, depth: int, width: int, state: DecodeState, tree
   hidden = jnp.take_along_axis(out.hidden, verdict.path[:, :, None], axis=1)
   reach = jnp.max(jnp.where(tree.valid, node_depth, 0), axis=1)
   return verdict, tokens, hidden, out.in_flight.take(verdict.path), reach
-
-
-def widened(tree: tree_lib.TokenTree, width: int) -> tree_lib.TokenTree:
-  """The same tree padded to `width` nodes; the added ones are not valid."""
-  extra = ((0, 0), (0, width - tree.width))
-  return tree.replace(tokens=jnp.pad(tree.tokens, extra), parents=jnp.pad(tree.parents, extra))
 
 
 def _history(state):

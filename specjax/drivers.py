@@ -31,8 +31,9 @@ _NO_BOUND = np.int32(2**31 - 1)
 @dataclasses.dataclass(frozen=True)
 class Timings:
   """Wall-clock seconds of one call, each ended by waiting for the device."""
-  first_token: float  # from the call to the end of the first step: prefill and one verify pass
-  total: float        # from the call to the last token
+  first_token: float        # from the call to the end of the first step: prefill and one verify pass
+  total: float              # from the call to the last token
+  first_tokens: np.ndarray  # i32[B]; output tokens of the first step, so decoding made the others
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +46,11 @@ class GenerateResult:
   counters: counters_lib.Counters  # NumPy arrays, a row each
   timings: Timings
 
+  @property
+  def token_ids(self) -> list[list[int]]:
+    """The output of each row as a list, without padding; what a tokenizer's `decode` takes."""
+    return [row[:length].tolist() for row, length in zip(self.tokens, self.lengths)]
+
 
 @dataclasses.dataclass(frozen=True)
 class Delta:
@@ -52,8 +58,13 @@ class Delta:
   row: int
   token_ids: list[int]
   drafted: list[bool]  # which of them were accepted drafts
-  text: str            # new text; never part of a character
+  pieces: list[str]    # the text that each of them completes; together new text without half characters
   finish_reason: str | None  # set in the last delta of the row
+
+  @property
+  def text(self) -> str:
+    """The new text."""
+    return "".join(self.pieces)
 
 
 def generate(target, proposer, prompts, params: sampling.SamplingParams | None = None, *, max_new_tokens=128,
@@ -82,10 +93,11 @@ def generate(target, proposer, prompts, params: sampling.SamplingParams | None =
                 stop_sequences=stop_sequences)
   state = jax.block_until_ready(advance(target, proposer, state, np.int32(1), verifier=verifier))
   first = time.perf_counter()
-  while _running(state):
-    state = advance(target, proposer, make_room(target, proposer, state), _NO_BOUND, verifier=verifier)
+  first_tokens = np.asarray(state.length - state.start)
+  while (roomy := make_room(target, proposer, state)) is not None:
+    state = advance(target, proposer, roomy, _NO_BOUND, verifier=verifier)
   end = time.perf_counter()
-  return _result(state, Timings(first_token=first - begin, total=end - begin))
+  return _result(state, Timings(first_token=first - begin, total=end - begin, first_tokens=first_tokens))
 
 
 def stream(target, proposer, prompts, params: sampling.SamplingParams | None = None, *, tokenizer=None,
@@ -98,23 +110,26 @@ def stream(target, proposer, prompts, params: sampling.SamplingParams | None = N
     target, proposer, prompts, params, max_new_tokens, key, eos_ids, stop_sequences, verifier: see `generate`; one
       prompt may be given as a plain list of ids.
   """
-  if len(prompts) and isinstance(prompts[0], (int, np.integer)):
+  if len(prompts) and np.ndim(prompts[0]) == 0 and not isinstance(prompts, str):
     prompts = [prompts]
   state = start(target, proposer, prompts, params, max_new_tokens=max_new_tokens, key=key, eos_ids=eos_ids,
                 stop_sequences=stop_sequences)
   texts = [checkpoints.TextStream(tokenizer) if tokenizer is not None else None for _ in prompts]
   before = np.asarray(state.length)
-  while _running(state):
-    state = advance(target, proposer, make_room(target, proposer, state), np.int32(1), verifier=verifier)
+  while (roomy := make_room(target, proposer, state)) is not None:
+    state = advance(target, proposer, roomy, np.int32(1), verifier=verifier)
     length, reason, tokens, drafted = jax.device_get((state.length, state.reason, state.tokens, state.drafted))
     for row in np.flatnonzero(length > before):
       gained = slice(int(before[row]), int(length[row]))
       ids = tokens[row, gained].tolist()
       finish = stopping.REASONS[int(reason[row])]
-      text = ""
+      pieces = [""] * len(ids)
       if texts[row] is not None:
-        text = texts[row].push(ids) + (texts[row].flush() if finish else "")
-      yield Delta(row=int(row), token_ids=ids, drafted=drafted[row, gained].tolist(), text=text, finish_reason=finish)
+        pieces = [texts[row].push([token]) for token in ids]
+        if finish:
+          pieces[-1] += texts[row].flush()
+      yield Delta(row=int(row), token_ids=ids, drafted=drafted[row, gained].tolist(), pieces=pieces,
+                  finish_reason=finish)
     before = length
 
 
@@ -138,17 +153,26 @@ def start(target, proposer, prompts, params=None, *, max_new_tokens=128, key=Non
     tokens[row, :len(prompt)] = prompt
   params = (params or sampling.SamplingParams()).batch(rows)
   widths = len(decode.widths_for(proposer.max_nodes))
+  # A capacity of its own for every request would be a shape of its own, and a compilation.
+  capacity = bucket(int(limit.max()), target.max_context)
+  cache, proposer_state, keys = _fresh(target, proposer, jax.random.key(0) if key is None else key, params.seed,
+                                       slots=slots, capacity=capacity)
   state = decode.DecodeState(
       tokens=jnp.asarray(tokens), drafted=jnp.zeros((rows, slots), bool), length=jnp.asarray(lengths),
       start=jnp.asarray(lengths), limit=jnp.asarray(limit), reason=jnp.zeros((rows,), jnp.int32),
-      cache=target.init_cache(rows, slots),
-      proposer=proposer.init(target, rows, int(min(target.max_context, limit.max()))),
-      keys=keys_lib.row_keys(jax.random.key(0) if key is None else key, params.seed), params=params,
+      cache=cache, proposer=proposer_state, keys=keys, params=params,
       rules=stopping.stop_rules(rows, target.eos_ids if eos_ids is None else eos_ids, stop_sequences),
       counters=counters_lib.zero_counters(rows, proposer.max_depth, widths))
   for chunk in chunks(int(lengths.max()) - 1):
     state = prefill(target, proposer, state, _causal(chunk))
   return state
+
+
+@functools.partial(jax.jit, static_argnames=("slots", "capacity"))
+def _fresh(target, proposer, key, seeds, *, slots, capacity):
+  """Cache, proposer state and row keys of a new batch, in one dispatch."""
+  rows = seeds.shape[0]
+  return target.init_cache(rows, slots), proposer.init(target, rows, capacity), keys_lib.row_keys(key, seeds)
 
 
 def chunks(tokens: int) -> list[int]:
@@ -192,7 +216,7 @@ prefill = jax.jit(decode.prefill_chunk, donate_argnames="state")
 
 def compiled_programs() -> int:
   """How many programs the drivers hold compiled; unchanged over a call that compiled nothing."""
-  return sum(function._cache_size() for function in (advance, prefill, _grow))  # pylint: disable=protected-access
+  return sum(function._cache_size() for function in (advance, prefill, _fresh, _grow))  # pylint: disable=protected-access
 
 
 def bucket(needed: int, greatest: int) -> int:
@@ -203,13 +227,16 @@ def bucket(needed: int, greatest: int) -> int:
   return max(min(slots, greatest), needed)
 
 
-def make_room(target, proposer, state: decode.DecodeState) -> decode.DecodeState:
-  """The state in the next bucket when a running row would leave this one in its next step."""
+def make_room(target, proposer, state: decode.DecodeState) -> decode.DecodeState | None:
+  """The state, in the next bucket if a running row would leave this one in its next step; None when no row runs."""
   length, limit, reason = jax.device_get((state.length, state.limit, state.reason))
-  wanted = np.minimum(length + proposer.max_depth + 1, limit)[reason == stopping.RUNNING].max(initial=0)
+  running = reason == stopping.RUNNING
+  if not running.any():
+    return None
+  wanted = int(np.minimum(length + proposer.max_depth + 1, limit)[running].max())
   if wanted <= state.tokens.shape[1]:
     return state
-  return _grow(state, bucket(int(wanted), target.max_context))
+  return _grow(state, bucket(wanted, target.max_context))
 
 
 @functools.partial(jax.jit, static_argnames="slots")
@@ -223,10 +250,6 @@ def _fits(proposer, state):
   return jnp.max(jnp.where(state.active, wanted, 0)) <= state.tokens.shape[1]
 
 
-def _running(state) -> bool:
-  return bool((np.asarray(state.reason) == stopping.RUNNING).any())
-
-
 @functools.lru_cache
 def _causal(size: int):
   return np.tril(np.ones((size, size), bool))
@@ -234,9 +257,9 @@ def _causal(size: int):
 
 def _check(target, prompts, budget):
   for row, (prompt, new) in enumerate(zip(prompts, budget)):
-    if prompt.ndim != 1 or not prompt.size:
-      raise ValueError(f"prompt {row} is empty or no flat list; it needs at least one token id")
-    if prompt.dtype.kind not in "iu":
+    if not prompt.size:
+      raise ValueError(f"prompt {row} is empty; it needs at least one token")
+    if prompt.ndim != 1 or prompt.dtype.kind not in "iu":
       raise ValueError(f"prompt {row} holds {prompt.ravel()[0].item()!r}; a prompt is a list of token ids (whole "
                        "numbers): encode text with the target's tokenizer first")
     if prompt.min() < 0 or prompt.max() >= target.vocab_size:

@@ -1,15 +1,15 @@
 """The randomness of a row: which key a draw at a position for a purpose uses.
 
 A row's key is `fold_in(key, seed)`, with the request's index as the default seed, so that rows may be permuted,
-batched or run alone and keep their text. A `token` draw, the one that plain decoding, point verification and coupled
-drafts make, is keyed by the drawn token's own position: plain and speculative decoding then draw the same token from
-the same law whatever was drafted. Draft, accept and residual draws never share a key with it or with each other.
+batched or run alone and keep their text. A `token` draw, the one that plain decoding and point verification make, is
+keyed by the drawn token's own position: plain and speculative decoding then draw the same token from the same law
+whatever was drafted. The purpose in the key keeps other kinds of draws apart from it.
 """
 import chex
 import jax
 import jax.numpy as jnp
 
-TOKEN, DRAFT, ACCEPT, RESIDUAL = range(4)
+TOKEN = 0  # purpose of a draw: the next token of the text
 
 
 def row_keys(key: jax.Array, seeds: jax.Array) -> jax.Array:

@@ -155,18 +155,19 @@ def _weights(logits, params, filtered):
     return weights
   vocabulary = logits.shape[-1]
   keep = jnp.where(params.top_k > 0, jnp.minimum(params.top_k, vocabulary), vocabulary)
-  kept_k = _greatest_threshold(weights, lambda t: (weights >= t).sum(-1, keepdims=True) >= per_row(keep))
+  count = lambda t: (weights >= t).sum(-1, keepdims=True)
+  kept_k = _greatest_threshold(weights, jnp.any(keep < vocabulary), lambda t: count(t) >= per_row(keep))
   weights = jnp.where(weights >= kept_k, weights, 0.0)
   # With top_p = 1 rounding of the sum must not drop the tail, so such rows ask for nothing.
   share = jnp.where(params.top_p < 1, params.top_p, 2.0)
   goal = per_row(share) * weights.sum(-1, keepdims=True)
   mass = lambda t: jnp.where(weights >= t, weights, 0.0).sum(-1, keepdims=True)
-  kept_p = _greatest_threshold(weights, lambda t: mass(t) >= goal)
+  kept_p = _greatest_threshold(weights, jnp.any(params.top_p < 1), lambda t: mass(t) >= goal)
   return jnp.where((weights >= kept_p) & (weights >= per_row(params.min_p)), weights, 0.0)
 
 
-def _greatest_threshold(weights, enough):
-  """The greatest t in [0, 1] for which `enough(t)` holds, 0 if none does: f32[B, T, 1].
+def _greatest_threshold(weights, wanted, enough):
+  """The greatest t in [0, 1] for which `enough(t)` holds, 0 if none does or it is not wanted: f32[B, T, 1].
 
   Non-negative floats are ordered as their bit patterns are, so the bisection walks over those: 30 halvings find the
   exact value of the last weight kept.
@@ -181,5 +182,5 @@ def _greatest_threshold(weights, enough):
     holds = enough(jax.lax.bitcast_convert_type(middle, jnp.float32))
     return jnp.where(holds, middle, low), jnp.where(holds, high, middle)
 
-  low, _ = jax.lax.fori_loop(0, 31, halve, (low, high))
+  low = jax.lax.cond(wanted, lambda: jax.lax.fori_loop(0, 31, halve, (low, high))[0], lambda: low)
   return jax.lax.bitcast_convert_type(low, jnp.float32)

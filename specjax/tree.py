@@ -33,6 +33,11 @@ class TokenTree:
     """The first `width` nodes; the caller knows that no valid node is lost."""
     return TokenTree(tokens=self.tokens[:, :width], parents=self.parents[:, :width], size=self.size)
 
+  def widen(self, width: int) -> "TokenTree":
+    """Padded to `width` nodes; the added ones are not valid."""
+    extra = ((0, 0), (0, width - self.width))
+    return TokenTree(tokens=jnp.pad(self.tokens, extra), parents=jnp.pad(self.parents, extra), size=self.size)
+
 
 def root_only(pending: jax.Array) -> TokenTree:
   """Plain decoding: a tree of one node. `pending` i32[B]."""

@@ -8,6 +8,8 @@ from absl import flags
 from absl import logging
 import jax
 
+from specjax.checkpoints import registry
+
 
 def run(main) -> None:
   """Runs `main()` under absl; flag errors and ValueErrors end the process with one message and code 2.
@@ -33,6 +35,9 @@ def run(main) -> None:
       if os.environ.get("SPECJAX_TRACEBACK"):
         raise
       fail(error)
+    except KeyboardInterrupt:
+      print("\ninterrupted", file=sys.stderr, flush=True)
+      sys.exit(130)
 
   app.run(guarded, flags_parser=parse)
 
@@ -44,14 +49,14 @@ def fail(message) -> None:
   sys.exit(2)
 
 
-def cache_folder() -> pathlib.Path:
-  """Where specjax keeps what it can make again: weights fetched, programs compiled."""
-  return pathlib.Path(os.environ.get("SPECJAX_CACHE", "~/.cache/specjax")).expanduser()
+def programs_folder() -> pathlib.Path:
+  """Where compiled programs are kept."""
+  return pathlib.Path(jax.config.jax_compilation_cache_dir or registry.cache_folder() / "programs")
 
 
 def keep_compiled_programs() -> None:
   """Turns the persistent compilation cache on for every program, however fast it compiled."""
   if not jax.config.jax_compilation_cache_dir:
-    jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "programs"))
+    jax.config.update("jax_compilation_cache_dir", str(programs_folder()))
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
   jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

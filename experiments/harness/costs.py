@@ -16,21 +16,22 @@ from specjax import drivers
 from specjax.verifiers import point
 
 _TURNS = 16
+_COMMIT_TURNS = 512  # its state cannot be donated run after run: one copy of the cache is spread over the turns
 _REPEATS = 5
 
 
-def step_costs(target, proposer, prompt: list[int], *, peaks: dict | None = None) -> dict:
-  """Median milliseconds of the parts of a step at batch 1.
+def step_costs(target, proposer, prompt: list[int], *, rows: int = 1, peaks: dict | None = None) -> dict:
+  """Median milliseconds of the parts of a step.
 
   Args:
     target, proposer: what is measured.
-    prompt: token ids; the costs hold for its bucket of slots.
+    prompt: token ids; the costs hold for its bucket of slots. rows: batch size; all rows hold that prompt.
     peaks: of `device_peaks`; adds the share of them that a width-1 step uses.
 
   Returns:
     {"draft_ms", "commit_ms", "verify_ms": one a width, "widths", "utilization"}.
   """
-  timers = part_timers(target, proposer, prompt)
+  timers = part_timers(target, proposer, prompt, rows)
   times = {name: [] for name in timers}
   for _ in range(_REPEATS):
     for name, run in timers.items():
@@ -40,32 +41,30 @@ def step_costs(target, proposer, prompt: list[int], *, peaks: dict | None = None
   step = median["draft"] + median["commit"] + median[f"verify {widths[0]}"]
   return {"draft_ms": median["draft"], "commit_ms": median["commit"],
           "verify_ms": [median[f"verify {width}"] for width in widths], "widths": list(widths),
-          "utilization": _utilization(target, step, peaks) if peaks else None}
+          "utilization": _utilization(target, rows, step, peaks) if peaks else None}
 
 
-def part_timers(target, proposer, prompt) -> dict:
+def part_timers(target, proposer, prompt, rows: int = 1) -> dict:
   """By part ("draft", "commit", "verify W"), a function that runs it once compiled and returns milliseconds a turn."""
-  make = lambda: drivers.start(target, proposer, [prompt], max_new_tokens=2 * proposer.max_depth + 2)
-  state = make()
-  tree, _ = jax.jit(decode.draft)(target, proposer, state)
-  tree = decode.widened(tree, decode.widths_for(proposer.max_nodes)[-1])
-  timers = {"draft": functools.partial(_timed, _draft_loop, target, proposer, state)}
-  for width in decode.widths_for(proposer.max_nodes):
-    loop = functools.partial(_verify_loop, width=width, depth=proposer.max_depth)
-    timers[f"verify {width}"] = functools.partial(_timed, loop, target, state, tree)
+  state = drivers.start(target, proposer, [prompt] * rows, max_new_tokens=2 * proposer.max_depth + 2)
+  widths = decode.widths_for(proposer.max_nodes)
+  tree = jax.jit(decode.draft)(target, proposer, state)[0].widen(widths[-1])
   outcome = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(
       functools.partial(decode.verify, verifier=point.Point()), target, proposer, state=state, tree=tree))
-  commit = functools.partial(_commit_loop, target, proposer)
-  timers["commit"] = functools.partial(_timed, commit, state, outcome)
+  timers = {"draft": functools.partial(_timed, _TURNS, _draft_loop, target, proposer, state),
+            "commit": functools.partial(_timed, _COMMIT_TURNS, _commit_loop, target, proposer, state, outcome)}
+  for width in widths:
+    loop = functools.partial(_verify_loop, width=width, depth=proposer.max_depth)
+    timers[f"verify {width}"] = functools.partial(_timed, _TURNS, loop, target, state, tree)
   for run in timers.values():
     run()
   return timers
 
 
-def _timed(loop, *args):
+def _timed(turns, loop, *args):
   begin = time.perf_counter()
   jax.block_until_ready(loop(*args))
-  return (time.perf_counter() - begin) * 1e3 / _TURNS
+  return (time.perf_counter() - begin) * 1e3 / turns
 
 
 def _shifted(state, turn):
@@ -92,34 +91,38 @@ def _commit_loop(target, proposer, state, outcome):
   def turn(i, carry):
     after = decode.commit(target, proposer, carry, outcome)
     return after.replace(length=state.length - i % 2, cache=after.cache.replace(length=state.cache.length))
-  return jax.lax.fori_loop(0, _TURNS, turn, state)
+  return jax.lax.fori_loop(0, _COMMIT_TURNS, turn, state)
 
 
 def device_peaks() -> dict:
-  """Peaks of this device, measured: bytes read a second by a sum over 512 MiB, float operations a second by a product
-  of two 2048 x 2048 matrices in the type that weights have here."""
+  """Peaks of this device, measured: bytes read a second by sums over 512 MiB, float operations a second by products
+  of two 2048 x 2048 matrices in the type that weights have here; several in one dispatch, each depending on the one
+  before."""
   dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
   vector = jnp.ones((2**29 // 4,), jnp.float32)
-  matrix = jnp.ones((2048, 2048), dtype)
-  best = lambda f, x: min(_seconds(jax.jit(f), x) for _ in range(4))
-  return {"memory_bandwidth": vector.nbytes / best(jnp.sum, vector),
-          "arithmetic": 2 * 2048**3 / best(lambda m: m @ m, matrix)}
+  matrix = jnp.full((2048, 2048), 2.0 ** -11, dtype)
+  turns = 4 if jax.default_backend() == "cpu" else 64
+  read = jax.jit(lambda x: jax.lax.fori_loop(0, turns, lambda i, s: jnp.sum(x * (1 + s * 0)), jnp.float32(0)))
+  multiply = jax.jit(lambda x: jax.lax.fori_loop(0, turns, lambda i, y: y @ x, x))
+  best = lambda f, x: min(_seconds(f, x) for _ in range(4)) / turns
+  return {"memory_bandwidth": vector.nbytes / best(read, vector),
+          "arithmetic": 2 * 2048**3 / best(multiply, matrix)}
 
 
 def _seconds(function, x):
-  jax.block_until_ready(function(x))
   begin = time.perf_counter()
   jax.block_until_ready(function(x))
   return time.perf_counter() - begin
 
 
-def _utilization(target, step_ms, peaks):
-  """Shares of both peaks in a width-1 step: weights are read once, each is multiplied and added once."""
+def _utilization(target, rows, step_ms, peaks):
+  """Shares of both peaks in a width-1 step: weights are read once, each is multiplied and added once a row. Arrays of
+  the size of the embedding that are only gathered from are counted as if read, so a share is an upper bound."""
   leaves = jax.tree.leaves(target)
   size = sum(x.nbytes for x in leaves)
   values = sum(int(np.prod(x.shape)) for x in leaves)
   seconds = step_ms / 1e3
   return {"memory_bandwidth": size / seconds / peaks["memory_bandwidth"],
           "memory_bandwidth_peak_bytes_per_second": peaks["memory_bandwidth"],
-          "arithmetic": 2 * values / seconds / peaks["arithmetic"],
+          "arithmetic": 2 * values * rows / seconds / peaks["arithmetic"],
           "arithmetic_peak_operations_per_second": peaks["arithmetic"]}

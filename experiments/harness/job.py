@@ -1,5 +1,7 @@
 """One measured run from start to report: what `benchmark` and its siblings do between their flags and their table."""
 import dataclasses
+import hashlib
+import json
 import sys
 
 from absl import flags
@@ -17,6 +19,7 @@ from experiments.harness import settings
 from experiments.harness import summary as summary_lib
 import specjax
 from specjax import drivers
+from specjax import proposers
 
 _NOT_SETTINGS = ("outdir", "overwrite", "resume", "costs")
 
@@ -27,7 +30,9 @@ def config(requests, *, command: str, date: str) -> dict:
   ours = {flag.name: flag.value for module, defined in flags.FLAGS.flags_by_module_dict().items()
           if module.startswith("experiments.") or module == sys.argv[0] for flag in defined
           if flag.name not in _NOT_SETTINGS}
-  return ours | {"request_ids": [r.id for r in requests], "command": command, "date": date}
+  text = json.dumps([(r.id, r.turns) for r in requests], ensure_ascii=False).encode("utf-8")
+  return ours | {"request_ids": [r.id for r in requests], "requests_sha256": hashlib.sha256(text).hexdigest(),
+                 "command": command, "date": date}
 
 
 class Job:
@@ -36,14 +41,18 @@ class Job:
   def __init__(self, target_name: str, methods: dict, requests: list, *, batch_size: int, repeats: int, raw: bool,
                outdir: str, overwrite: bool, resume: bool, config: dict):
     """Loads the target and checks everything that can be checked before the folder is touched."""
+    self.folder = run_folder.RunFolder(outdir, overwrite=overwrite, resume=resume, config=config)
     target, tokenizer = specjax.load(target_name)
     self.plan = measure.Plan(target=target, tokenizer=tokenizer, methods=methods,
                              batches=measure.batches(requests, batch_size), repeats=repeats,
                              max_new_tokens=settings.MAX_NEW_TOKENS.value, raw=raw)
     measure.check(self.plan)
-    self.folder = run_folder.RunFolder(outdir, overwrite=overwrite, resume=resume, config=config)
+    self.folder.open()
     self.folder.write_json("environment.json", environment.describe())
-    self._done = {record["id"] for record in self.folder.records()}
+    kept, left = measure.split_done(self.plan, self.folder.records())
+    if resume:
+      self.folder.rewrite(kept)
+    self._todo = dataclasses.replace(self.plan, batches=left)
 
   def warm_up(self) -> None:
     """Compiles everything, with a bar."""
@@ -52,41 +61,55 @@ class Job:
         bar.total = total
         bar.update(done - bar.n)
         bar.refresh()
-      measure.warm_up(self.plan, report_progress)
+      measure.warm_up(self._todo, report_progress)
 
   def measure(self) -> None:
-    """Says how long it will take at most, then runs what is not done yet, appending records as batches finish."""
-    left = [b for b in self.plan.batches if not all(r.id in self._done for r in b)]
-    if not left:
+    """Says how long it will take, then runs what is not done yet, appending records as batches finish."""
+    if not self._todo.batches:
       return
-    todo = dataclasses.replace(self.plan, batches=left)
-    seconds = measure.estimate(todo)
-    print(f"measuring {sum(map(len, left))} requests with {', '.join(self.plan.methods)}, {self.plan.repeats} time(s) "
-          f"each: about {max(1, round(seconds / 60))} min at most", file=sys.stderr, flush=True)
-    with tqdm(total=todo.runs, desc="measuring", unit="run", leave=False) as bar:
-      for records in measure.measure(self.plan, self._done, lambda: bar.update(1)):
+    seconds = measure.estimate(self._todo)
+    print(f"measuring {sum(map(len, self._todo.batches))} requests with {', '.join(self.plan.methods)}, "
+          f"{self.plan.repeats} time(s) each: about {max(1, round(seconds / 60))} min", file=sys.stderr, flush=True)
+    with tqdm(total=self._todo.runs, desc="measuring", unit="run", leave=False) as bar:
+      for records in measure.measure(self._todo, lambda: bar.update(1)):
         self.folder.append(records)
 
-  def finish(self, *, costs: bool) -> dict:
-    """Summarises the records into `summary.json` and returns the summary."""
+  def finish(self, *, costs: bool, partial: bool = False) -> dict:
+    """Summarises the records into `summary.json` and returns the summary.
+
+    `partial` says that an interrupt left requests out. The summary is written before step costs are timed and again
+    with them, so that nothing measured depends on what comes last.
+    """
     records = self.folder.records()
-    measured = self._step_costs(records) if costs else None
+    if not records:
+      raise ValueError(f"nothing was measured yet; {self.folder.path} holds no records")
     memory = {name: self._memory(proposer, records) for name, proposer in self.plan.methods.items()}
-    summary = summary_lib.summarize(records, costs=measured, memory=memory, gaps=self._gaps(records))
-    self.folder.write_json("summary.json", summary)
-    return summary
+    gaps = self._gaps(records)
+
+    def write(measured):
+      summary = summary_lib.summarize(records, costs=measured, memory=memory, gaps=gaps)
+      if partial:
+        summary["partial"] = True
+      self.folder.write_json("summary.json", summary)
+      return summary
+
+    summary = write(None)
+    return write(self._step_costs(records)) if costs else summary
 
   def write_report(self):
     """Writes `report.html` and `plots/`; returns the report's path."""
     return report.write_report(self.folder.path)
 
   def _step_costs(self, records):
-    """Costs at the median length of the run's texts."""
+    """Costs of every method at the run's batch size and the median length of its texts."""
+    rows = max(r["batch_size"] for r in records)
+    room = 2 * max(p.max_depth for p in self.plan.methods.values()) + 2
     length = int(np.median([r["prompt_tokens"] + len(r["token_ids"]) // 2 for r in records]))
-    ids = records[0]["token_ids"]
-    prompt = (ids * (length // max(1, len(ids)) + 1))[:max(2, length)]
+    length = max(2, min(length, self.plan.target.max_context - room))
+    ids = records[0]["prompt_ids"] + records[0]["token_ids"]
+    prompt = (ids * (length // len(ids) + 1))[:length]
     peaks = costs_lib.device_peaks()
-    return {name: costs_lib.step_costs(self.plan.target, proposer, prompt, peaks=peaks)
+    return {name: costs_lib.step_costs(self.plan.target, proposer, prompt, rows=rows, peaks=peaks)
             for name, proposer in tqdm(self.plan.methods.items(), desc="timing the parts of a step", leave=False)}
 
   def _memory(self, proposer, records):
@@ -114,17 +137,14 @@ class Job:
     return gaps
 
   def _gap(self, ids):
-    target = self.plan.target
-    size = drivers.bucket(len(ids), target.max_context)
-    tokens = np.zeros((1, size), np.int32)
-    tokens[0, :len(ids)] = ids
-    mask = np.tril(np.ones((1, size, size), bool))
-    return float(_top_two_gap(target, tokens, np.arange(size, dtype=np.int32)[None], mask, np.int32(len(ids) - 1)))
+    """The target's top-2 logit gap behind `ids`, computed as decoding does: prefill, then the pending token."""
+    state = drivers.start(self.plan.target, proposers.Plain(), [ids], max_new_tokens=1)
+    return float(_top_two_gap(self.plan.target, state))
 
 
 @jax.jit
-def _top_two_gap(target, tokens, positions, mask, last):
-  out = target.forward(tokens, positions, mask, target.init_cache(1, 4))
-  logits = target.logits(jax.lax.dynamic_slice_in_dim(out.hidden, last, 1, axis=1))
-  first, second = jax.lax.top_k(logits[0, 0], 2)[0]
+def _top_two_gap(target, state):
+  out = target.forward(state.context().pending[:, None], state.length[:, None] - 1, jnp.ones((1, 1, 1), bool),
+                       state.cache)
+  first, second = jax.lax.top_k(target.logits(out.hidden)[0, 0], 2)[0]
   return first - second

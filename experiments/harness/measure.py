@@ -15,6 +15,9 @@ from experiments.workloads import Request
 from specjax import drivers
 
 
+_AGAIN = 16  # tokens that a reply may grow by when it is decoded and encoded again
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
   """What is measured: `methods` are proposers by name, the first one's replies continue a conversation."""
@@ -34,24 +37,44 @@ class Plan:
 
 
 def batches(requests: list[Request], size: int) -> list[list[Request]]:
-  """Requests in groups of at most `size`, each of one category and language."""
-  key = lambda r: (r.category, r.language)
-  groups = [list(group) for _, group in itertools.groupby(sorted(requests, key=key), key)]
-  return [group[i:i + size] for group in groups for i in range(0, len(group), size)]
+  """Requests in groups of at most `size`, each of one category, in the order listed."""
+  groups = {}
+  for request in requests:
+    groups.setdefault(request.category, []).append(request)
+  return [group[i:i + size] for group in groups.values() for i in range(0, len(group), size)]
 
 
 def check(plan: Plan) -> None:
-  """Refuses a request that the target cannot hold before anything runs.
+  """Refuses what cannot be measured before anything runs.
 
   Raises:
-    ValueError: names the request, its file and line, and the lengths.
+    ValueError: names the request, its file and line: a conversation that may outgrow the target's context, or one
+      under `raw`, which has no turns.
   """
   for request in itertools.chain(*plan.batches):
-    size = len(_first_prompt(plan, request))
+    turns = len(request.turns)
+    if plan.raw and turns > 1:
+      raise ValueError(f"{request.source}: request {request.id} has {turns} turns, and --raw gives a model its prompt "
+                       "without the chat template that separates them; leave one of the two out")
+    # Replies that are not there yet count with their full budget, and a few tokens for being encoded again.
+    conversation = []
+    for message in request.turns:
+      conversation += [{"role": "user", "content": message}, {"role": "assistant", "content": ""}]
+    size = len(_encode(plan, conversation[:-1])) + (turns - 1) * (plan.max_new_tokens + _AGAIN)
     if size + plan.max_new_tokens > plan.target.max_context:
-      raise ValueError(f"{request.source}: request {request.id} has {size} tokens and max_new_tokens="
-                       f"{plan.max_new_tokens}, together more than the target's context of {plan.target.max_context}; "
-                       "leave it out or lower --max_new_tokens")
+      raise ValueError(f"{request.source}: request {request.id} has up to {size} tokens in {turns} turn(s) and "
+                       f"max_new_tokens={plan.max_new_tokens}, together more than the target's context of "
+                       f"{plan.target.max_context}; leave it out or lower --max_new_tokens")
+
+
+def split_done(plan: Plan, records: list[dict]) -> tuple[list[dict], list[list[Request]]]:
+  """What an earlier run finished: its records of whole batches, and the batches that are left to do."""
+  have = {(r["id"], r["method"], r["repeat"], r["turn"]) for r in records}
+  whole = lambda request: all((request.id, method, repeat, turn) in have for method in plan.methods
+                              for repeat in range(plan.repeats) for turn in range(len(request.turns)))
+  left = [batch for batch in plan.batches if not all(map(whole, batch))]
+  again = {request.id for batch in left for request in batch}
+  return [r for r in records if r["id"] not in again], left
 
 
 def warm_up(plan: Plan, report=lambda done, total: None) -> None:
@@ -72,11 +95,12 @@ def warm_up(plan: Plan, report=lambda done, total: None) -> None:
 
 
 def estimate(plan: Plan) -> float:
-  """Seconds that `measure` takes at most, from one short run: every request at its full budget, no draft accepted."""
-  prompts = [[_first_prompt(plan, r) for r in batch] for batch in plan.batches]
-  longest = [max(map(len, batch)) for batch in prompts]
-  result = _timed(plan, next(iter(plan.methods.values())), prompts[0], [0] * len(prompts[0]))
-  step = (result.timings.total - result.timings.first_token) / max(1, int(result.lengths.max()) - 1)
+  """Seconds that `measure` takes about, if no draft is accepted and every answer uses its budget; from one short run
+  of a text that is no request of the workload."""
+  longest = [max(len(_first_prompt(plan, r)) for r in batch) for batch in plan.batches]
+  result = _timed(plan, next(iter(plan.methods.values())), [[0] * longest[0]] * len(plan.batches[0]),
+                  [0] * len(plan.batches[0]), eos_ids=())
+  step = (result.timings.total - result.timings.first_token) / max(1, int(result.counters.steps.max()) - 1)
   prefill = result.timings.first_token / longest[0]
   turns = [max(len(r.turns) for r in batch) for batch in plan.batches]
   once = sum(n * (size * prefill + plan.max_new_tokens * step) for n, size in zip(turns, longest))
@@ -87,17 +111,9 @@ def _first_prompt(plan, request):
   return _encode(plan, [{"role": "user", "content": request.turns[0]}])
 
 
-def measure(plan: Plan, done: set, report=lambda: None) -> collections.abc.Iterator[list[dict]]:
-  """Yields the records of one batch under all methods and repeats, batch by batch.
-
-  Args:
-    plan: what to do.
-    done: ids whose records exist; a batch is skipped when all of its ids are among them.
-    report: called after every run.
-  """
+def measure(plan: Plan, report=lambda: None) -> collections.abc.Iterator[list[dict]]:
+  """Yields the records of one batch under all methods and repeats, batch by batch; `report` is called after a run."""
   for index, batch in enumerate(plan.batches):
-    if all(request.id in done for request in batch):
-      continue
     yield _measure_batch(plan, batch, index, report)
 
 
@@ -116,7 +132,7 @@ def _measure_batch(plan, batch, index, report):
       for name in names[shift:] + names[:shift]:
         result = _timed(plan, plan.methods[name], prompts, seeds)
         report()
-        made = [_record(plan, batch[i], name, repeat, turn, prompts[k], result, k, len(rows))
+        made = [_record(plan, batch[i], batch[0].id, name, repeat, turn, prompts[k], result, k, len(rows))
                 for k, i in enumerate(rows)]
         replies.setdefault(name, [record["text"] for record in made])
         records.extend(made)
@@ -126,30 +142,31 @@ def _measure_batch(plan, batch, index, report):
   return records
 
 
-def _timed(plan, proposer, prompts, seeds):
+def _timed(plan, proposer, prompts, seeds, **kwargs):
   while True:
     before = drivers.compiled_programs()
     result = drivers.generate(plan.target, proposer, prompts, settings.sampling_params(seeds),
-                              max_new_tokens=plan.max_new_tokens, key=settings.random_key())
+                              max_new_tokens=plan.max_new_tokens, key=settings.random_key(), **kwargs)
     if drivers.compiled_programs() == before:
       return result
 
 
-def _record(plan, request, method, repeat, turn, prompt, result, row, rows):
+def _record(plan, request, batch, method, repeat, turn, prompt, result, row, rows):
   count = int(result.lengths[row])
   ids = result.tokens[row, :count].tolist()
   first, total = result.timings.first_token, result.timings.total
+  later = count - int(result.timings.first_tokens[row])
   counters = jax.tree.map(lambda x: np.asarray(x)[row].tolist(), result.counters)
   return {
       "id": request.id, "category": request.category, "language": request.language, "method": method,
-      "repeat": repeat, "turn": turn, "batch_size": rows, "temperature": settings.TEMPERATURE.value,
+      "repeat": repeat, "turn": turn, "batch": batch, "batch_size": rows, "temperature": settings.TEMPERATURE.value,
       "prompt": request.turns[turn], "prompt_tokens": len(prompt), "prompt_ids": list(prompt),
       "token_ids": ids,
       "pieces": plan.tokenizer.pieces(ids), "from_draft": result.drafted[row, :count].tolist(),
       "text": plan.tokenizer.decode(ids), "finish_reason": result.finish_reasons[row],
       "counters": dataclasses.asdict(counters),
       "time_to_first_token_ms": first * 1e3, "latency_ms": total * 1e3,
-      "time_per_output_token_ms": (total - first) * 1e3 / (count - 1) if count > 1 else None,
+      "time_per_output_token_ms": (total - first) * 1e3 / later if later else None,
       # Rows of a batch share its time, so that sums over records are wall-clock time.
       "seconds": total / rows, "decode_seconds": (total - first) / rows,
       "decode_steps": (int(np.max(result.counters.steps)) - 1) / rows,
@@ -157,7 +174,9 @@ def _record(plan, request, method, repeat, turn, prompt, result, row, rows):
 
 
 def _encode(plan, conversation):
-  return plan.tokenizer.encode(conversation[-1]["content"]) if plan.raw else plan.tokenizer.chat(conversation)
+  if plan.raw:
+    return plan.tokenizer.encode(conversation[-1]["content"], add_special_tokens=True)
+  return plan.tokenizer.chat(conversation)
 
 
 def _seed(identity, turn):

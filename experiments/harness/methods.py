@@ -1,6 +1,7 @@
 """Methods by name: which proposer a flag value means, and the flags of its options."""
 from absl import flags
 
+from specjax import decode
 from specjax import proposers
 
 _DRAFT_TOKENS = flags.DEFINE_integer("draft_tokens", 7, "Drafted tokens a step, at most.", lower_bound=1)
@@ -31,6 +32,9 @@ def build(name: str):
   """
   if name not in _METHODS:
     raise ValueError(f"unknown method {name!r}; methods are {', '.join(NAMES)}")
+  if _DRAFT_TOKENS.value >= decode.WIDTHS[-1]:
+    raise ValueError(f"--draft_tokens={_DRAFT_TOKENS.value}: at most {decode.WIDTHS[-1] - 1}, since the widest step "
+                     f"verifies {decode.WIDTHS[-1]} tokens, the pending one included")
   return _METHODS[name]()
 
 

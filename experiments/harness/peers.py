@@ -36,7 +36,7 @@ _MOST_FOREIGN = 0.1  # Share of the machine that other processes may use during 
 _MOST_SPREAD = 1.3   # Fastest repeat over slowest; about 1.1 on a quiet machine.
 
 
-class PeersMissingError(ImportError):
+class PeersMissingError(ValueError):
   """The packages of the `peers` extra are not installed."""
 
 

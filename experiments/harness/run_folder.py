@@ -1,5 +1,6 @@
 """The folder of a run: made once, refused when it would overwrite, read back to resume."""
 import json
+import os
 import pathlib
 import shutil
 
@@ -12,13 +13,14 @@ class RunFolder:
   """Paths and files of one run. Records are appended request by request, so that an interrupt loses at most one."""
 
   def __init__(self, path: str, *, overwrite: bool, resume: bool, config: dict):
-    """Makes or reopens the folder and writes `config.json`.
+    """Checks that a run may stand there; touches nothing until `open`.
 
     Raises:
       ValueError: the folder is not empty and neither `overwrite` nor `resume` was asked for; both were; it holds no
         run; or it was made under another configuration (the differing setting is named).
     """
     self.path = pathlib.Path(path)
+    self._config = config
     if overwrite and resume:
       raise ValueError("--overwrite and --resume exclude each other: one discards what the other keeps")
     if self.path.exists() and not self.path.is_dir():
@@ -27,14 +29,18 @@ class RunFolder:
     if used and not (overwrite or resume):
       raise ValueError(f"--outdir={path} is not empty; choose another, or add --resume to finish the run in it or "
                        "--overwrite to discard it")
-    if used and overwrite:
-      if not (self.path / "config.json").exists():
-        raise ValueError(f"--overwrite: {path} holds no config.json, so it is no run of specjax; remove it yourself")
+    if used and overwrite and not (self.path / "config.json").exists():
+      raise ValueError(f"--overwrite: {path} holds no config.json, so it is no run of specjax; remove it yourself")
+    if resume:
+      self._check_same(config)
+    self._discard = used and overwrite
+
+  def open(self) -> None:
+    """Makes the folder, discarding a run that is to be overwritten, and writes `config.json`."""
+    if self._discard:
       shutil.rmtree(self.path)
     self.path.mkdir(parents=True, exist_ok=True)
-    if resume and used:
-      self._check_same(config)
-    self.write_json("config.json", config)
+    self.write_json("config.json", self._config)
 
   def write_json(self, name: str, value) -> None:
     """Writes a JSON file whole or not at all."""
@@ -43,20 +49,24 @@ class RunFolder:
     temporary.replace(self.path / name)
 
   def append(self, records: list[dict]) -> None:
-    """Appends finished records in one write."""
-    text = "".join(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records)
-    with open(self.path / RECORDS, "a", encoding="utf-8") as file:
-      file.write(text)
+    """Appends finished records and waits until the disk has them."""
+    with open(self.path / RECORDS, "ab") as file:
+      file.write(_lines(records))
+      file.flush()
+      os.fsync(file.fileno())
+
+  def rewrite(self, records: list[dict]) -> None:
+    """Replaces all records."""
+    temporary = self.path / f".{RECORDS}.part"
+    temporary.write_bytes(_lines(records))
+    temporary.replace(self.path / RECORDS)
 
   def records(self) -> list[dict]:
-    """All whole records; a last line that an interrupt broke is dropped from the file."""
+    """All whole records; a last line that an interrupt broke is left out."""
     path = self.path / RECORDS
     if not path.exists():
       return []
-    lines = path.read_bytes().split(b"\n")
-    if lines[-1]:
-      path.write_bytes(b"".join(line + b"\n" for line in lines[:-1]))
-    return [json.loads(line) for line in lines[:-1]]
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
 
   def _check_same(self, config):
     try:
@@ -67,3 +77,7 @@ class RunFolder:
       if name not in _NOT_COMPARED and old.get(name) != config.get(name):
         raise ValueError(f"--resume: {name} was {old.get(name)!r} in {self.path} and is {config.get(name)!r} now; "
                          "give the same settings or another --outdir")
+
+
+def _lines(records):
+  return "".join(json.dumps(r, ensure_ascii=False, allow_nan=False) + "\n" for r in records).encode("utf-8")

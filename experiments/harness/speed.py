@@ -14,35 +14,20 @@ import numpy as np
 
 from specjax import drivers
 from specjax import tree as tree_lib
+from specjax.proposers import base
 from specjax.verifiers import point
 
 
 @struct.dataclass
-class Filler:
+class Filler(base.Stateless):
   """A proposer that always fills its width with one id, so that every step has the same width and emits one token."""
   num_tokens: int = struct.field(pytree_node=False)
   token: int = struct.field(pytree_node=False, default=0)
-
-  @property
-  def max_nodes(self):
-    return self.num_tokens + 1
-
-  @property
-  def max_depth(self):
-    return self.num_tokens
-
-  def init(self, target, batch, capacity):
-    del target, batch, capacity
-    return ()
 
   def propose(self, target, cache, state, context, keys):
     del target, cache, keys
     draft = jnp.full((context.length.shape[0], self.num_tokens), self.token, jnp.int32)
     return tree_lib.chain(context.pending, draft, jnp.full_like(context.length, self.num_tokens)), state
-
-  def observe(self, target, state, committed):
-    del target, committed
-    return state
 
 
 def interleave(timers: dict, repeats: int, report=lambda: None) -> dict[str, list[float]]:

@@ -32,7 +32,8 @@ def figures(samples: dict, results: dict, prompts, *, prototype: bool) -> list[d
       add(f"plain over prototype, {name}, end to end", median[old] / median[f"plain, {name}"], bar=(">=", 1.0),
           note=f"{spread(f'plain, {name}')} / {spread(old)} a token")
   rate = lambda method, name: statistics.median(
-      (r.lengths[0] - 1) / (r.timings.total - r.timings.first_token) for r in results[f"{method}, {name}"][1:])
+      (r.lengths[0] - r.timings.first_tokens[0]) / (r.timings.total - r.timings.first_token)
+      for r in results[f"{method}, {name}"][1:])
   for name in prompts:
     bar = (">=", 0.97) if name == "chat" else None
     add(f"ngram over plain, {name}, end to end", median[f"plain, {name}"] / median[f"ngram, {name}"], bar=bar,
@@ -47,7 +48,7 @@ def figures(samples: dict, results: dict, prompts, *, prototype: bool) -> list[d
 
 def starts(target: str) -> list[dict]:
   """Two starts of `experiments.generate` in processes of their own; the second must find every program compiled."""
-  programs = cli.cache_folder() / "programs"
+  programs = cli.programs_folder()
   count = lambda: len(list(programs.iterdir())) if programs.is_dir() else 0
   command = [sys.executable, "-m", "experiments.generate", f"--target={target}", "--prompt=Name three rivers.",
              "--max_new_tokens=16"]

@@ -16,7 +16,7 @@ def summarize(records: list[dict], baseline: str = "plain", *, costs=None, memor
   Args:
     records: lines of `requests.jsonl`.
     baseline: the method that speedups are relative to; without records of it they are null.
-    costs: by (method, category, language) cell-independent method name, the step costs of `costs.step_costs`.
+    costs: by method, what `costs.step_costs` returns.
     memory: by method, `peak_memory_bytes`.
     gaps: by (id, turn, method), the top-2 logit gap where that text first differs from the baseline's.
 
@@ -24,17 +24,17 @@ def summarize(records: list[dict], baseline: str = "plain", *, costs=None, memor
     {"schema": 1, "groups": [...]}, fields of features that are not there yet null.
   """
   methods = list(dict.fromkeys(r["method"] for r in records))
-  cells = {("all", "all"): records}
-  for record in records:
-    cells.setdefault((record["category"], "all"), []).append(record)
   languages = collections.defaultdict(set)
   for record in records:
     languages[record["category"]].add(record["language"])
+  cells = {}
   for record in records:
-    if len(languages[record["category"]]) > 1:
-      cells.setdefault((record["category"], record["language"]), []).append(record)
+    rows = record["batch_size"]  # the last batch of a category may be smaller: a cell of its own
+    for cell in (("all", "all"), (record["category"], "all"), (record["category"], record["language"])):
+      if cell[1] == "all" or len(languages[record["category"]]) > 1:
+        cells.setdefault((*cell, rows), []).append(record)
   groups = []
-  for (category, language), members in cells.items():
+  for (category, language, _), members in cells.items():
     requests = {m: _by_request([r for r in members if r["method"] == m]) for m in methods}
     for method in methods:
       if requests[method]:
@@ -57,40 +57,47 @@ def _group(requests, base, method, baseline, costs, memory, gaps):
   first = [r for r in everything if r["repeat"] == 0]  # repeats differ in time, not in text or counts
   totals = {name: sum(r["counters"][name] for r in first) for name in _COUNTED}
   totals |= {name: np.sum([r["counters"][name] for r in first], axis=0).tolist() for name in _PER_POSITION}
-  times = {k: _tokens_and_seconds(v) for k, v in requests.items()}
-  base_times = {k: _tokens_and_seconds(v) for k, v in base.items()}
-  paired = [k for k in requests if k in base]
-  compared = method != baseline and bool(paired)
-  repeating = {k for k, records in (requests | base).items() if _repeated(records) >= statistics.REPEATING}
-  pair = lambda keys: ([base_times[k] for k in keys], [times[k] for k in keys])
   greedy = all(r["temperature"] == 0 for r in first)
   step_ms = _step_ms(everything)
   plain_ms = _step_ms([r for records in base.values() for r in records])
-  predicted = _predicted(first, costs.get(method), costs.get(baseline))
   return {
-      "temperature": first[0]["temperature"], "batch_size": max(r["batch_size"] for r in first),
-      "requests": len(requests), "prompt_tokens": sum(r["prompt_tokens"] for r in first),
-  } | {k: totals[k] for k in _COUNTED if k != "output_tokens"} | {
-      "output_tokens": totals["output_tokens"],
+      "temperature": first[0]["temperature"], "batch_size": first[0]["batch_size"], "requests": len(requests),
+      "prompt_tokens": sum(r["prompt_tokens"] for r in first), "output_tokens": totals["output_tokens"],
+      "steps": totals["steps"], "drafted_tokens": totals["drafted_tokens"],
+      "accepted_tokens": totals["accepted_tokens"],
   } | counters_lib.ratios(totals) | {
-      "tokens_per_second": float(np.divide(*np.sum(list(times.values()), axis=0))),
-      "speedup": statistics.speedup(*pair(paired)) if compared else None,
-      "speedup_interval": statistics.speedup_interval(*pair(paired)) if compared else None,
+      "tokens_per_second": float(np.divide(*np.sum([_tokens_and_seconds(v) for v in requests.values()], axis=0))),
       "repeated_share": sum(statistics.repeated_tokens(r["token_ids"]) for r in first) / totals["output_tokens"],
-      "speedup_without_repeats":
-          statistics.speedup(*pair([k for k in paired if k not in repeating])) if compared else None,
       "time_to_first_token_ms": statistics.percentiles([r["time_to_first_token_ms"] for r in everything]),
       "time_per_output_token_ms": statistics.percentiles([r["time_per_output_token_ms"] for r in everything]),
-      "latency_ms": statistics.percentiles([r["latency_ms"] for r in everything]),
+      "latency_ms": statistics.percentiles(_latencies(requests)),
       "step_ms": step_ms, "plain_step_ms": plain_ms,
       "verify_cost_ratio": step_ms / plain_ms if step_ms and plain_ms else None,
-      "predicted_speedup": predicted if compared else None,
       "peak_memory_bytes": memory.get(method),
-      "identical_to_plain": _identical(requests, base, paired) if greedy and compared else None,
+      "identical_to_plain": _identical(requests, base) if greedy and method != baseline and base else None,
       "first_difference_gap": max([gap for (key, _, m), gap in gaps.items() if m == method and key in requests],
                                   default=None),
       "quality": None,
-  } | _costs_of(first, costs.get(method))
+  } | _speedups(requests, base if method != baseline else {}, costs.get(method), costs.get(baseline)) \
+    | _costs_of(first, costs.get(method), step_ms)
+
+
+def _speedups(requests, base, costs, base_costs):
+  """Measured and predicted speedup over the baseline, on the requests that both have."""
+  paired = [k for k in requests if k in base]
+  repeats = lambda k: max(map(_repeated, (requests[k], base[k]))) >= statistics.REPEATING
+  pair = lambda keys: ([_tokens_and_seconds(base[k]) for k in keys], [_tokens_and_seconds(requests[k]) for k in keys])
+  # Rows of a batch share its time, so it is batches that are drawn again.
+  units = collections.defaultdict(list)
+  for key in paired:
+    units[requests[key][0]["batch"]].append(key)
+  pooled = [[np.sum(side, axis=0) for side in pair(keys)] for keys in units.values()]
+  return {
+      "speedup": statistics.speedup(*pair(paired)),
+      "speedup_interval": statistics.speedup_interval([a for a, _ in pooled], [b for _, b in pooled]),
+      "speedup_without_repeats": statistics.speedup(*pair([k for k in paired if not repeats(k)])),
+      "predicted_speedup": _predicted([requests[k] for k in paired], [base[k] for k in paired], costs, base_costs),
+  }
 
 
 def _tokens_and_seconds(records):
@@ -100,6 +107,15 @@ def _tokens_and_seconds(records):
     turns[record["turn"]].append(record)
   tokens = sum(len(t[0]["token_ids"]) for t in turns.values())
   return tokens, float(sum(np.median([r["seconds"] for r in t]) for t in turns.values()))
+
+
+def _latencies(requests):
+  """Milliseconds of every request and repeat, all its turns together."""
+  times = collections.defaultdict(float)
+  for records in requests.values():
+    for record in records:
+      times[record["id"], record["repeat"]] += record["latency_ms"]
+  return list(times.values())
 
 
 def _repeated(records):
@@ -114,32 +130,38 @@ def _step_ms(records):
   return seconds * 1e3 / steps if steps > 0 else None
 
 
-def _identical(requests, base, paired):
+def _identical(requests, base):
   text = lambda records: {r["turn"]: r["token_ids"] for r in records if r["repeat"] == 0}
+  paired = [k for k in requests if k in base]
   return [sum(text(requests[k]) == text(base[k]) for k in paired), len(paired)]
 
 
-def _costs_of(records, costs):
-  """Draft, verify and commit time of a step, and what of the measured step they leave."""
-  names = ("draft_ms", "verify_ms", "commit_ms", "other_ms", "utilization")
-  if not costs:
-    return dict.fromkeys(names)
+def _verify_ms(records, costs):
+  """Mean verify time of a step, by how often each width was used."""
   share = np.sum([r["counters"]["steps_per_width"] for r in records], axis=0)
-  verify = float(np.dot(share, costs["verify_ms"]) / share.sum())
-  measured = _step_ms(records)
+  return float(np.dot(share, costs["verify_ms"]) / share.sum())
+
+
+def _costs_of(records, costs, step_ms):
+  """Draft, verify and commit time of a step, and what of the measured step they leave."""
+  if not costs:
+    return dict.fromkeys(("draft_ms", "verify_ms", "commit_ms", "other_ms", "utilization"))
+  verify = _verify_ms(records, costs)
   spent = costs["draft_ms"] + verify + costs["commit_ms"]
   return {"draft_ms": costs["draft_ms"], "verify_ms": verify, "commit_ms": costs["commit_ms"],
-          "other_ms": measured - spent if measured else None, "utilization": costs.get("utilization")}
+          "other_ms": step_ms - spent if step_ms else None, "utilization": costs["utilization"]}
 
 
-def _predicted(records, costs, base_costs):
-  """Speedup of decoding (prefill apart) from tokens per step and separately measured costs."""
-  if not costs or not base_costs:
+def _predicted(requests, base, costs, base_costs):
+  """Speedup of whole requests from separately timed parts: the measured time to the first token of each arm, and its
+  further steps at the cost of their parts."""
+  if not requests or not costs or not base_costs:
     return None
-  mine = _costs_of(records, costs)
-  spent = lambda c: c["draft_ms"] + c["verify_ms"] + c["commit_ms"]
-  base = base_costs["draft_ms"] + base_costs["verify_ms"][0] + base_costs["commit_ms"]
-  tokens = sum(r["counters"]["output_tokens"] for r in records) / sum(r["counters"]["steps"] for r in records)
-  return tokens * base / spent(mine)
 
+  def seconds_a_token(arm, costs):
+    records = [r for request in arm for r in request if r["repeat"] == 0]
+    step = costs["draft_ms"] + _verify_ms(records, costs) + costs["commit_ms"]
+    spent = sum(r["time_to_first_token_ms"] / r["batch_size"] + r["decode_steps"] * step for r in records)
+    return spent / sum(len(r["token_ids"]) for r in records)
 
+  return seconds_a_token(base, base_costs) / seconds_a_token(requests, costs)

@@ -56,7 +56,10 @@ class Proposer(Protocol):
   def max_depth(self) -> int: ...
 
   def init(self, target: models.Target, batch: int, capacity: int) -> State:
-    """The state of `batch` rows that will hold at most `capacity` tokens."""
+    """The state of `batch` rows that will hold at most `capacity` tokens.
+
+    New arrays, never the proposer's own parameters: the state is donated to the decode loop, step after step.
+    """
 
   def propose(self, target: models.Target, cache: cache_lib.KVCache, state: State, context: Context,
               keys: jax.Array) -> tuple[tree_lib.TokenTree, State]:
@@ -67,3 +70,25 @@ class Proposer(Protocol):
 
   def observe(self, target: models.Target, state: State, committed: Committed) -> State:
     """Learns what was committed."""
+
+
+class Stateless:
+  """What proposers without a state share: a mixin for those that draft `num_tokens` tokens from the text alone."""
+
+  @property
+  def max_nodes(self) -> int:
+    return self.num_tokens + 1
+
+  @property
+  def max_depth(self) -> int:
+    return self.num_tokens
+
+  def init(self, target, batch, capacity):
+    """See `Proposer.init`: there is no state."""
+    del target, batch, capacity
+    return ()
+
+  def observe(self, target, state, committed):
+    """See `Proposer.observe`: nothing to learn."""
+    del target, committed
+    return state

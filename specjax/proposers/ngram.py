@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 
 from specjax import tree as tree_lib
+from specjax.proposers import base
 
 MATCHES = ("latest", "earliest")
 
 
 @struct.dataclass
-class NGram:
+class NGram(base.Stateless):
   """Prompt lookup with n-grams of `min_ngram` to `max_ngram` tokens and drafts of up to `num_tokens`.
 
   Drafts end before an end-of-sequence id and one token short of the row's budget: no step can use more.
@@ -39,19 +40,6 @@ class NGram:
     if self.match not in MATCHES:
       raise ValueError(f"match={self.match!r}: allowed are {', '.join(MATCHES)}")
 
-  @property
-  def max_nodes(self) -> int:
-    return self.num_tokens + 1
-
-  @property
-  def max_depth(self) -> int:
-    return self.num_tokens
-
-  def init(self, target, batch, capacity):
-    """See `base.Proposer.init`: the text itself is the state."""
-    del target, batch, capacity
-    return ()
-
   def propose(self, target, cache, state, context, keys):
     """See `base.Proposer.propose`."""
     del target, cache, keys
@@ -62,11 +50,6 @@ class NGram:
     count = jnp.where(ends.any(-1), jnp.minimum(count, jnp.argmax(ends, -1)), count)
     count = jnp.where(context.active, count, 0).astype(jnp.int32)
     return tree_lib.chain(context.pending, draft, count), state
-
-  def observe(self, target, state, committed):
-    """See `base.Proposer.observe`."""
-    del target, committed
-    return state
 
 
 def lookup(tokens: jax.Array, length: jax.Array, min_ngram: int, max_ngram: int, num_tokens: int,

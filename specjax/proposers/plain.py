@@ -2,25 +2,15 @@
 from flax import struct
 
 from specjax import tree as tree_lib
+from specjax.proposers import base
 
 
 @struct.dataclass
-class Plain:
+class Plain(base.Stateless):
   """Proposes the root alone."""
-  max_nodes = 1
-  max_depth = 0
-
-  def init(self, target, batch, capacity):
-    """See `base.Proposer.init`: there is no state."""
-    del target, batch, capacity
-    return ()
+  num_tokens = 0
 
   def propose(self, target, cache, state, context, keys):
     """See `base.Proposer.propose`."""
     del target, cache, keys
     return tree_lib.root_only(context.pending), state
-
-  def observe(self, target, state, committed):
-    """See `base.Proposer.observe`."""
-    del target, committed
-    return state

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 from specjax import keys as keys_lib
 from specjax import sampling
 from specjax import tree as tree_lib
+from specjax.proposers import base
 
 
 @struct.dataclass
-class SelfDrafter:
+class SelfDrafter(base.Stateless):
   """Drafts a chain of the target's own next tokens: the greedy ones, or the draws of the rows' token streams.
 
   `shift` is added to every drafted token (modulo the vocabulary): 0 is the self drafter, anything else is wrong at
@@ -25,19 +26,6 @@ class SelfDrafter:
   num_tokens: int = struct.field(pytree_node=False, default=4)
   shift: int = struct.field(pytree_node=False, default=0)
   rows: tuple[bool, ...] = struct.field(pytree_node=False, default=(True,))
-
-  @property
-  def max_nodes(self):
-    return self.num_tokens + 1
-
-  @property
-  def max_depth(self):
-    return self.num_tokens
-
-  def init(self, target, batch, capacity):
-    """No state."""
-    del target, batch, capacity
-    return ()
 
   def propose(self, target, cache, state, context, keys):
     """Runs the target over the growing chain; slow and exact."""
@@ -58,11 +46,6 @@ class SelfDrafter:
     wanted = jnp.array([self.rows[i % len(self.rows)] for i in range(batch)])
     count = jnp.where(context.active & wanted, jnp.clip(context.budget - 1, 0, width), 0).astype(jnp.int32)
     return tree_lib.chain(context.pending, draft, count), state
-
-  def observe(self, target, state, committed):
-    """Learns nothing."""
-    del target, committed
-    return state
 
 
 def always_wrong(num_tokens: int = 4, rows=(True,)) -> SelfDrafter:

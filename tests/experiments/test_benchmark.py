@@ -1,0 +1,377 @@
+"""The benchmark from its command line to its run folder, on a tiny target: what it writes, interrupts, resumptions."""
+import collections
+import json
+import shutil
+import subprocess
+
+from absl import flags
+import pytest
+
+from experiments import workloads
+from experiments.harness import costs as costs_lib
+from experiments.harness import job
+from specjax import checkpoints
+from specjax import proposers
+import programs
+import test_summary
+
+FLAGS = [f"--target={programs.TINY}", "--draft_tokens=3", "--max_new_tokens=16"]
+REQUESTS = [
+    {"id": "chat-1", "category": "chat", "lang": "en", "turns": ["ab ab ab ab", "and then?", "and?"]},
+    {"id": "chat-2", "category": "chat", "lang": "en", "prompt": "hello hello hello"},
+    {"id": "code-1", "category": "code", "lang": "en", "prompt": "x = x + 1"},
+    {"id": "code-2", "category": "code", "lang": "ko", "prompt": "안녕"},
+    {"id": "left-out", "category": "code", "lang": "en", "prompt": "y"},
+    {"id": "other", "category": "math", "lang": "en", "prompt": "1 + 1"},
+]
+EDITED = json.loads(json.dumps(REQUESTS))
+EDITED[1]["prompt"] = "something else"
+
+
+def write(path, requests):
+  path.write_text("".join(json.dumps(request) + "\n" for request in requests), encoding="utf-8")
+  return path
+
+
+def lines(folder):
+  """The records of a run, by (id, turn, repeat, method), each there once."""
+  found = [json.loads(line) for line in (folder / "requests.jsonl").read_text(encoding="utf-8").split("\n")[:-1]]
+  records = {(r["id"], r["turn"], r["repeat"], r["method"]): r for r in found}
+  assert len(records) == len(found), "a request stands in the run twice"
+  return records
+
+
+def keys(repeats=2, methods=("plain", "ngram"), selected=("chat-1", "chat-2", "code-1", "code-2")):
+  turns = {r["id"]: len(r.get("turns", [1])) for r in REQUESTS}
+  return {(i, turn, repeat, m) for i in selected for turn in range(turns[i]) for repeat in range(repeats) for m in methods}
+
+
+def load(folder, name):
+  return json.loads((folder / name).read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def env(tmp_path_factory):
+  return programs.environment(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def arguments(tmp_path_factory):
+  """The arguments of the main run, --outdir apart."""
+  path = tmp_path_factory.mktemp("workload")
+  write(path / "all.jsonl", REQUESTS)
+  return [*FLAGS, f"--workload={path / 'all.jsonl'}", "--categories=chat,code", "--limit=2", "--repeats=2"]
+
+
+@pytest.fixture(scope="module")
+def main(tmp_path_factory, env, arguments):
+  """The main run: its end and its folder."""
+  folder = tmp_path_factory.mktemp("main") / "run"
+  return programs.run("benchmark", *arguments, f"--outdir={folder}", env=env), folder
+
+
+@pytest.fixture(scope="module")
+def more(tmp_path_factory, env, arguments, main):
+  """Further runs by name: (their end, their folder)."""
+  base = tmp_path_factory.mktemp("more")
+  workload = write(base / "w.jsonl", REQUESTS[:5])
+  edited = write(base / "edited.jsonl", EDITED)
+
+  def copied(name, change=lambda folder: None):
+    shutil.copytree(main[1], base / name)
+    for left in ("summary.json", "report.html"):
+      (base / name / left).unlink()
+    change(base / name)
+
+  def cut(folder):  # as a kill while the last request is being written: whole lines of it, and a broken one
+    data = (folder / "requests.jsonl").read_bytes().split(b"\n")
+    (folder / "requests.jsonl").write_bytes(b"\n".join(data[:-3]) + b"\n" + data[-3][:40])
+
+  copied("cut", cut)
+  copied("whole")
+  copied("other settings")
+  copied("edited")
+  config = load(base / "edited", "config.json")  # as if the file had been edited in its place
+  (base / "edited" / "config.json").write_text(json.dumps(config | {"workload": str(edited)}))
+  # The longest text that fits: the target's context is 256, the template takes 19.
+  edge = write(base / "edge.jsonl", [REQUESTS[2] | {"prompt": "x" * 221}])
+  stop = "raise KeyboardInterrupt"
+  cases = {
+      "sampled": (["--temperature=0.8", "--top_p=0.95", "--seed=3", "--nocosts", f"--workload={workload}"], ""),
+      "sampled again": (["--temperature=0.8", "--top_p=0.95", "--seed=4", "--nocosts", f"--workload={workload}"], ""),
+      "batch": (["--batch_size=2", "--nocosts", f"--workload={workload}"], ""),
+      "one method": (["--methods=ngram", "--nocosts", "--limit=1", f"--workload={workload}"], ""),
+      "raw": (["--methods=plain", "--raw", "--nocosts", "--languages=ko", f"--workload={workload}"], ""),
+      "edge": ([f"--workload={edge}"], ""),
+      "cut": ([*arguments[3:], "--nocosts", "--resume"], ""),
+      "whole": ([*arguments[3:], "--nocosts", "--resume"], ""),
+      "other settings": ([*arguments[3:], "--nocosts", "--resume", "--top_k=5"], ""),
+      "edited": ([*arguments[3:], f"--workload={edited}", "--nocosts", "--resume"], ""),
+      "interrupted costs": ([f"--workload={workload}", "--limit=1", "--categories=code"],
+                            f"from experiments.harness import costs\ndef f(*_): {stop}\ncosts.device_peaks = f"),
+      "interrupted load": ([f"--workload={workload}"], f"import specjax\ndef f(*_): {stop}\nspecjax.load = f"),
+      "interrupted warm-up": ([f"--workload={workload}"],
+                              f"from specjax import drivers\ndef f(*_, **__): {stop}\ndrivers.warm_up = f"),
+      "overwrite": (["--overwrite", "--methods=plain", "--nocosts", "--limit=1", f"--workload={workload}"], ""),
+  }
+  shutil.copytree(main[1], base / "overwrite")
+  given = [("benchmark", [*FLAGS, f"--outdir={base / name}", *args], setup) for name, (args, setup) in cases.items()]
+  return {name: (end, base / name) for name, end in zip(cases, programs.run_all(given, env=env), strict=True)}
+
+
+def test_it_ends_well(main):
+  end, folder = main
+  assert end.code == 0, end.err
+  assert {p.name for p in folder.iterdir()} == {"config.json", "environment.json", "requests.jsonl", "summary.json",
+                                                "report.html", "plots"}
+  assert "error" not in end.err.lower()
+  assert f"report: {folder / 'report.html'}" in end.out
+
+
+def test_the_table(main):
+  rows = [line for line in main[0].out.splitlines() if line.strip()]
+  assert rows[0].split()[:4] == ["category", "method", "requests", "tokens"]
+  body = [row.split() for row in rows[2:-1]]
+  assert [row[0] for row in body] == ["chat", "ngram", "code", "ngram", "overall", "ngram"]
+  assert [row[row.index("ngram") + 1] if "ngram" in row else row[2] for row in body] == ["2", "2", "2", "2", "4", "4"]
+  assert [" ".join(row[-3:]) for row in body if "ngram" in row] == ["2 of 2", "2 of 2", "4 of 4"]
+  assert "\x1b" not in main[0].out
+
+
+def test_every_request_is_recorded_once(main):
+  assert set(lines(main[1])) == keys()
+
+
+def test_records(main):
+  tokenizer = checkpoints.Tokenizer.from_folder(programs.ROOT / programs.TINY)
+  wanted = {r["id"]: r for r in REQUESTS}
+  for (name, turn, _, method), record in lines(main[1]).items():
+    request = wanted[name]
+    assert record["category"] == request["category"] and record["language"] == request["lang"]
+    assert record["text"] == tokenizer.decode(record["token_ids"])
+    assert record["finish_reason"] == ("length" if len(record["token_ids"]) == 16 else "stop")
+    counts = record["counters"]
+    assert counts["output_tokens"] == len(record["token_ids"])
+    assert counts["accepted_tokens"] <= counts["drafted_tokens"] <= 3 * counts["steps"]
+    assert counts["steps"] + counts["accepted_tokens"] == counts["output_tokens"]
+    if method == "plain":
+      assert not counts["drafted_tokens"] and counts["steps"] == counts["output_tokens"]
+    messages = []
+    for i, said in enumerate(request.get("turns", [request.get("prompt")])[:turn + 1]):
+      messages.append({"role": "user", "content": said})
+      if i < turn:
+        messages.append({"role": "assistant", "content": lines(main[1])[name, i, 0, "plain"]["text"]})
+    assert record["prompt_ids"] == tokenizer.chat(messages)
+
+
+def test_greedy_arms_and_repeats_give_one_text(main):
+  texts = collections.defaultdict(set)
+  for (name, turn, _, _), record in lines(main[1]).items():
+    texts[name, turn].add(tuple(record["token_ids"]))
+  assert all(len(found) == 1 for found in texts.values())
+
+
+def test_the_summary_is_that_of_the_records(main):
+  summary = load(main[1], "summary.json")
+  assert summary["schema"] == 1
+  groups = {(g["method"], g["category"], g["language"]): g for g in summary["groups"]}
+  assert {key[1:] for key in groups} == {("all", "all"), ("chat", "all"), ("code", "all"), ("code", "en"), ("code", "ko")}
+  for (method, category, language), group in groups.items():
+    assert not set(test_summary.SCHEMA) - set(group)
+    mine = [r for (_, _, repeat, m), r in lines(main[1]).items() if m == method and not repeat
+            and category in ("all", r["category"]) and language in ("all", r["language"])]
+    assert group["requests"] == len({r["id"] for r in mine})
+    assert group["output_tokens"] == sum(len(r["token_ids"]) for r in mine)
+    assert group["prompt_tokens"] == sum(r["prompt_tokens"] for r in mine)
+    for name in ("steps", "drafted_tokens", "accepted_tokens"):
+      assert group[name] == sum(r["counters"][name] for r in mine)
+    assert group["temperature"] == 0 and group["batch_size"] == 1
+    assert group["quality"] is None
+    assert group["speedup_interval"] is None
+    if method == "ngram":
+      assert group["identical_to_plain"] == [group["requests"]] * 2
+      assert group["first_difference_gap"] is None
+      assert group["speedup"] > 0 and group["predicted_speedup"] > 0
+  assert any(g["drafted_tokens"] for g in groups.values())
+
+
+def test_costs_are_measured(main):
+  for group in load(main[1], "summary.json")["groups"]:
+    for name in ("draft_ms", "verify_ms", "commit_ms", "plain_step_ms", "verify_cost_ratio"):
+      assert group[name] > 0, name
+    assert isinstance(group["other_ms"], float)
+    assert set(group["peak_memory_bytes"]) == {"weights", "cache", "draft"}
+    assert group["peak_memory_bytes"]["weights"] >= 80_000
+    assert {"memory_bandwidth", "arithmetic"} <= set(group["utilization"])
+
+
+def test_config_and_environment(main, arguments):
+  config = load(main[1], "config.json")
+  assert config["request_ids"] == ["chat-1", "chat-2", "code-1", "code-2"]
+  assert config["repeats"] == 2 and config["limit"] == 2 and config["categories"] == ["chat", "code"]
+  assert all(argument in config["command"] for argument in arguments)
+  environment = load(main[1], "environment.json")
+  assert {"python", "packages", "devices", "xla_flags", "cpu_model", "revision"} <= set(environment)
+  assert {"jax", "jaxlib", "numpy"} <= set(environment["packages"])
+
+
+def test_the_report_shows_the_run(main):
+  page = (main[1] / "report.html").read_text(encoding="utf-8")
+  assert all(name in page for name in ("chat-1", "ngram", "code"))
+
+
+@pytest.mark.parametrize("name", ["sampled", "batch", "one method", "raw", "whole", "cut", "overwrite"])
+def test_other_runs_end_well(more, name):
+  end, folder = more[name]
+  assert end.code == 0, end.err
+  assert (folder / "report.html").exists()
+
+
+def test_a_seed_gives_the_text_of_plain_decoding_at_any_temperature(more):
+  records = lines(more["sampled"][1])
+  for (name, turn, repeat, method), record in records.items():
+    if method == "ngram":
+      assert record["token_ids"] == records[name, turn, repeat, "plain"]["token_ids"]
+  assert sum(r["counters"]["drafted_tokens"] for r in records.values())
+  groups = load(more["sampled"][1], "summary.json")["groups"]
+  assert {g["identical_to_plain"] is None for g in groups} == {True}
+  assert {g["temperature"] for g in groups} == {0.8}
+
+
+def test_temperature_and_seed_have_an_effect(main, more):
+  text = lambda folder: [r["token_ids"] for key, r in lines(folder).items() if key[2:] == (0, "plain")]
+  assert text(more["sampled"][1]) != text(more["sampled again"][1])
+  assert lines(more["sampled"][1])["chat-2", 0, 0, "plain"]["token_ids"] != (
+      lines(main[1])["chat-2", 0, 0, "plain"]["token_ids"])
+
+
+def test_a_batch_gives_the_texts_of_its_rows_alone(main, more):
+  records = lines(more["batch"][1])
+  # Requests of one category and language share a batch; the later turns of chat-1 are alone.
+  size = {key[:2]: r["batch_size"] for key, r in records.items()}
+  assert size["chat-1", 0] == size["chat-2", 0] == size["code-1", 0] == 2
+  assert size["chat-1", 1] == size["code-2", 0] == 1
+  alone = lines(main[1])
+  for key, record in records.items():
+    if key in alone:
+      assert record["token_ids"] == alone[key]["token_ids"]
+  for method in ("plain", "ngram"):
+    a, b = (records[name, 0, 0, method] for name in ("chat-1", "chat-2"))
+    assert a["latency_ms"] == b["latency_ms"] == pytest.approx(1e3 * (a["seconds"] + b["seconds"]))
+
+
+def test_without_plain_there_is_nothing_to_compare(more):
+  for group in load(more["one method"][1], "summary.json")["groups"]:
+    assert group["method"] == "ngram"
+    assert group["speedup"] is None and group["identical_to_plain"] is None
+
+
+def test_raw_prompts(more):
+  tokenizer = checkpoints.Tokenizer.from_folder(programs.ROOT / programs.TINY)
+  assert lines(more["raw"][1])["code-2", 0, 0, "plain"]["prompt_ids"] == tokenizer.encode("안녕")
+
+
+def test_a_request_as_long_as_the_context_is_summarised(more):
+  """Prompt and new tokens fill the context to its last slot, so there is no room behind them to time a step in."""
+  end, folder = more["edge"]
+  assert end.code == 0, end.message
+  (record,) = [r for key, r in lines(folder).items() if key[3] == "plain"]
+  assert record["prompt_tokens"] + 16 == 256
+  assert load(folder, "summary.json")["groups"]
+
+
+def test_overwrite_leaves_nothing_of_the_old_run(more):
+  assert {key[3] for key in lines(more["overwrite"][1])} == {"plain"}
+
+
+def test_a_resumed_whole_run_measures_nothing_again(main, more):
+  assert (more["whole"][1] / "requests.jsonl").read_bytes() == (main[1] / "requests.jsonl").read_bytes()
+
+
+def test_a_run_that_was_killed_while_writing_is_completed(main, more):
+  """Some lines of the last request are whole, one is broken: afterwards everything is there, and there once."""
+  records = lines(more["cut"][1])
+  assert set(records) == keys()
+  assert {key: r["token_ids"] for key, r in records.items()} == {k: r["token_ids"] for k, r in lines(main[1]).items()}
+
+
+def test_resume_with_another_setting_names_it(main, more):
+  end, folder = more["other settings"]
+  assert end.code == 2
+  assert "--resume: top_k was 0" in end.message and "is 5 now" in end.message
+  assert (folder / "requests.jsonl").read_bytes() == (main[1] / "requests.jsonl").read_bytes()
+
+
+def test_resume_with_an_edited_workload_is_refused(more):
+  """Its ids are the same, its prompts are not: the finished requests answer questions that nobody asks any more."""
+  end, _ = more["edited"]
+  assert end.code == 2
+  assert "--resume" in end.message
+
+
+@pytest.mark.parametrize("name", ["interrupted load", "interrupted warm-up", "interrupted costs"])
+def test_an_interrupt_at_any_time_is_one_message(more, name):
+  end, folder = more[name]
+  assert "Traceback" not in end.err
+  assert end.code == 130
+  if folder.exists():
+    assert f"--resume --outdir={folder}" in end.message
+  if name == "interrupted costs":
+    assert len(lines(folder)) == 2
+
+
+def test_interrupt_and_resume(tmp_path, env):
+  """SIGINT to a running benchmark: valid records, exit code 130, the way to go on; then --resume does only the rest."""
+  names = [f"r{i:02}" for i in range(40)]
+  write(tmp_path / "w.jsonl", [{"id": n, "category": "chat", "lang": "en", "prompt": f"hello {n}"} for n in names])
+  folder = tmp_path / "run"
+  args = [*FLAGS, "--max_new_tokens=100", f"--workload={tmp_path / 'w.jsonl'}", "--repeats=3", "--nocosts",
+          f"--outdir={folder}"]
+  records = folder / "requests.jsonl"
+  with subprocess.Popen(programs.command("benchmark", *args), cwd=programs.ROOT, env=env, text=True,
+                        stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    programs.interrupt_when(process, lambda: records.exists() and records.stat().st_size)
+    out, err = process.communicate(timeout=60)
+  assert process.returncode == 130
+  assert "Traceback" not in err
+  assert f"--resume --outdir={folder}" in err
+  assert not out
+  before = records.read_bytes()
+  done = {key[0] for key in lines(folder)}
+  assert before.endswith(b"\n") and 0 < len(done) < 40
+  wanted = lambda ids: {(n, 0, repeat, m) for n in ids for repeat in range(3) for m in ("plain", "ngram")}
+  assert set(lines(folder)) == wanted(done)
+  assert not (folder / "summary.json").exists()
+
+  end = programs.run("benchmark", *args, "--resume", env=env)
+  assert end.code == 0, end.err
+  assert records.read_bytes().startswith(before)
+  assert set(lines(folder)) == wanted(names)
+  assert {g["requests"] for g in load(folder, "summary.json")["groups"]} == {40}
+
+
+class _Seen(Exception):
+  """Raised by a stand-in once it has seen what it was given."""
+
+
+def test_costs_are_those_of_the_batch(tmp_path, monkeypatch):
+  """Step times of a batch of two are taken apart by parts that were timed with two rows, or not at all."""
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS.mark_as_parsed()
+  requests = [workloads.Request(id=n, category="chat", language="en", turns=("hello",), source="x:1") for n in "ab"]
+  run = job.Job(str(programs.ROOT / programs.TINY), {"plain": proposers.Plain()}, requests, batch_size=2, repeats=1,
+                raw=False, outdir=str(tmp_path / "run"), overwrite=False, resume=False, config={})
+  run.folder.append([test_summary.record("plain", n, batch_size=2, prompt_ids=[5] * 100) for n in "ab"])
+  rows = []
+
+  def start(target, proposer, prompts, *args, **kwargs):
+    rows.append(len(prompts))
+    raise _Seen
+
+  monkeypatch.setattr(costs_lib.drivers, "start", start)
+  monkeypatch.setattr(costs_lib, "device_peaks", lambda: {"memory_bandwidth": 1e9, "arithmetic": 1e9})
+  try:
+    (group, *_) = run.finish(costs=True)["groups"]
+    assert group["verify_ms"] is None and group["other_ms"] is None
+  except _Seen:
+    assert rows == [2]

@@ -1,0 +1,321 @@
+"""How programs start and fail: every flag reaches the run and its record; bad input is one message and exit code 2."""
+import json
+import os
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from safetensors import numpy as safetensors_numpy
+
+from experiments.harness import cli
+import programs
+
+# Stands in for the job: prints what the program made of its flags, and ends.
+CAPTURE = """
+import json
+import jax
+from experiments.harness import job, settings
+class Captured:
+  def __init__(self, target, methods, requests, **given):
+    params = settings.sampling_params()
+    defined = sys.modules["absl.flags"].FLAGS.flags_by_module_dict().items()
+    ours = [f.name for m, fs in defined for f in fs if m.startswith("experiments.") or m == sys.argv[0]]
+    print(json.dumps(given | {
+        "target": target, "methods": {name: repr(p) for name, p in methods.items()}, "flags": ours,
+        "requests": [[r.id, r.category, r.language, r.source] for r in requests],
+        "max_new_tokens": settings.MAX_NEW_TOKENS.value, "key": jax.random.key_data(settings.random_key()).tolist(),
+        "params": [params.temperature, params.top_k, params.top_p, params.min_p]}))
+    sys.exit(0)
+job.Job = Captured
+"""
+
+# Every flag of the benchmark with another value than its default, and what must change for it. "config" names the
+# setting in config.json; those of `job._NOT_SETTINGS` say how to run, not what, and stand in the recorded command only.
+FLAGS = {
+    "target": ("x/y", lambda got: got["target"] == "x/y"),
+    "methods": ("ngram", lambda got: list(got["methods"]) == ["ngram"]),
+    "workload": ("{dir}/two.jsonl", lambda got: [r[0] for r in got["requests"]] == ["a", "b"]),
+    "categories": ("code,json", lambda got: {r[1] for r in got["requests"]} == {"code", "json"}),
+    "languages": ("ko", lambda got: {r[2] for r in got["requests"]} == {"ko"}),
+    "limit": ("2", lambda got: len(got["requests"]) == 26),
+    "temperature": ("0.5", lambda got: got["params"] == [0.5, 0, 1.0, 0.0]),
+    "top_k": ("7", lambda got: got["params"] == [0.0, 7, 1.0, 0.0]),
+    "top_p": ("0.25", lambda got: got["params"] == [0.0, 0, 0.25, 0.0]),
+    "min_p": ("0.125", lambda got: got["params"] == [0.0, 0, 1.0, 0.125]),
+    "max_new_tokens": ("33", lambda got: got["max_new_tokens"] == 33),
+    "batch_size": ("5", lambda got: got["batch_size"] == 5),
+    "draft_tokens": ("4", lambda got: "num_tokens=4" in got["methods"]["ngram"]),
+    "max_ngram": ("9", lambda got: "max_ngram=9" in got["methods"]["ngram"]),
+    "min_ngram": ("1", lambda got: "min_ngram=1" in got["methods"]["ngram"]),
+    "ngram_match": ("earliest", lambda got: "earliest" in got["methods"]["ngram"]),
+    "repeats": ("3", lambda got: got["repeats"] == 3),
+    "raw": ("true", lambda got: got["raw"] is True),
+    "seed": ("6", lambda got: got["key"] == [0, 6]),
+    "outdir": ("some/where", lambda got: got["outdir"] == "some/where"),
+    "overwrite": ("true", lambda got: got["overwrite"] is True),
+    "resume": ("true", lambda got: got["resume"] is True),
+    "costs": ("false", None),  # see test_benchmark
+}
+NOT_SETTINGS = {"outdir", "overwrite", "resume", "costs"}
+
+# What the message must name, beside "error:". Each is a benchmark on the tiny target unless it says otherwise.
+BAD = {
+    "unknown target": (["--target=nope"], ["'nope'", "smollm2-135m"]),
+    "no target": (["--target="], ["smollm2-135m"]),
+    "target without network": (["--target=org/model"], ["org/model", "network"]),
+    "target that is no model": (["--target={dir}/two.jsonl"], ["two.jsonl", ".gguf"]),
+    "target folder without a model": (["--target={dir}"], ["tokenizer.json"]),
+    "target file that is not there": (["--target={dir}/none.gguf"], ["none.gguf"]),
+    "truncated weights": (["--target={dir}/truncated"], ["model.safetensors", "download it again"]),
+    "foreign weights": (["--target={dir}/foreign"], ["model.safetensors"]),
+    "truncated GGUF": (["--target={dir}/foreign.gguf"], ["foreign.gguf"]),
+    "missing tensor": (["--target={dir}/missing"], ["model.layers.1.mlp.up_proj.weight"]),
+    "extra tensor": (["--target={dir}/extra"], ["model.layers.9.surplus"]),
+    "unknown method": (["--methods=plain,magic"], ["'magic'", "plain, ngram"]),
+    "no method": (["--methods="], ["--methods", "plain, ngram"]),
+    "method given twice": (["--methods=plain,plain"], ["--methods", "once"]),
+    "unknown category": (["--categories=cooking"], ["'cooking'", "chat"]),
+    "no category": (["--categories="], ["categories"]),
+    "unknown language": (["--languages=tlh"], ["'tlh'", "en"]),
+    "no request left": (["--workload=bundled", "--categories=chat", "--languages=ja"], ["chat", "ja"]),
+    "unknown flag": (["--draft_token=3"], ["draft_token"]),
+    "stray argument": (["chat"], ["'chat'", "--name=value"]),
+    "limit 0": (["--limit=0"], ["--limit=0"]),
+    "limit that is no number": (["--limit=few"], ["--limit=few"]),
+    "batch size 0": (["--batch_size=0"], ["--batch_size=0"]),
+    "repeats 0": (["--repeats=0"], ["--repeats=0"]),
+    "no new tokens": (["--max_new_tokens=0"], ["--max_new_tokens=0"]),
+    "more new tokens than the context": (["--max_new_tokens=99999999999"], ["two.jsonl:1", "--max_new_tokens", "256"]),
+    "temperature below 0": (["--temperature=-1"], ["temperature", "-1", "0 (greedy) or more"]),
+    "temperature nan": (["--temperature=nan"], ["temperature", "nan"]),
+    "temperature inf": (["--temperature=inf"], ["temperature", "inf"]),
+    "temperature in words": (["--temperature=hot"], ["--temperature=hot"]),
+    "top_k below 0": (["--top_k=-1"], ["top_k", "-1"]),
+    "top_k with a fraction": (["--top_k=1.5"], ["--top_k=1.5"]),
+    "top_p 0": (["--top_p=0"], ["top_p", "(0, 1]"]),
+    "top_p above 1": (["--top_p=1.5"], ["top_p", "1.5"]),
+    "min_p above 1": (["--min_p=2"], ["min_p", "[0, 1]"]),
+    "seed below 0": (["--seed=-1"], ["--seed=-1"]),
+    "draft tokens 0": (["--draft_tokens=0"], ["--draft_tokens=0"]),
+    "n-gram lengths in the wrong order": (["--min_ngram=4"], ["min_ngram=4", "max_ngram=3"]),
+    "unknown match": (["--ngram_match=best"], ["best", "latest"]),
+    "drafts wider than a step": (["--draft_tokens=64"], ["draft_tokens", "64"]),
+    "no workload": (["--workload="], ["bundled"]),
+    "workload that is not there": (["--workload={dir}/none.jsonl"], ["none.jsonl", "bundled"]),
+    "workload given twice": (["--workload={dir}/two.jsonl,{dir}/two.jsonl"], ["two.jsonl:1", "'a'"]),
+    "line that is not JSON": (["--workload={dir}/two.jsonl,{dir}/not_json.jsonl"], ["not_json.jsonl:2"]),
+    "line without a field": (["--workload={dir}/no_field.jsonl"], ["no_field.jsonl:2", "'lang'"]),
+    "empty prompt": (["--workload={dir}/empty.jsonl"], ["empty.jsonl:2", "empty"]),
+    "prompt over the context": (["--workload={dir}/long.jsonl"], ["long.jsonl:2", "256"]),
+    "turns over the context": (["--workload={dir}/turns.jsonl"], ["turns.jsonl:2"]),
+    "outdir that is a file": (["--outdir={dir}/two.jsonl"], ["--outdir", "two.jsonl"]),
+    "outdir below a file": (["--outdir={dir}/two.jsonl/x"], ["two.jsonl"]),
+    "outdir that is used": (["--outdir={dir}/truncated"], ["--outdir", "--overwrite", "--resume"]),
+    "outdir that is no run": (["--outdir={dir}/thesis", "--overwrite"], ["--overwrite", "thesis"]),
+    "outdir that is a model": (["--outdir={dir}/truncated", "--overwrite"], ["--overwrite", "truncated"]),
+    "resume of no run": (["--outdir={dir}/thesis", "--resume"], ["--resume", "config.json"]),
+    "resume of nothing": (["--outdir={dir}/new", "--resume"], ["--resume", "new"]),
+    "resume without an outdir": (["--outdir=", "--resume"], ["--outdir"]),
+    "resume and overwrite": (["--resume", "--overwrite"], ["--resume", "--overwrite"]),
+}
+
+GENERATE = {
+    "no prompt": ([], ["--prompt"]),
+    "empty prompt": (["--prompt="], ["--prompt"]),
+    "unknown method": (["--prompt=hi", "--method=magic"], ["'magic'", "plain, ngram"]),
+    "unknown colour": (["--prompt=hi", "--color=pink"], ["--color=pink"]),
+    "unknown target": (["--prompt=hi", "--target=nope"], ["'nope'"]),
+    "temperature below 0": (["--prompt=hi", "--temperature=-1"], ["temperature"]),
+    "seed beyond 31 bits": (["--prompt=hi", "--seed=2147483648"], ["seed=2147483648"]),
+    "new tokens over the context": (["--prompt=hi", "--max_new_tokens=250"], ["max_new_tokens", "256"]),
+    "prompt over the context": ([f"--prompt={'hi ' * 200}"], ["256"]),
+    "system message without a template": (["--prompt=hi", "--system=Be brief.", "--raw"], ["--system", "--raw"]),
+    "stray argument": (["--prompt=hi", "there"], ["'there'"]),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  """Broken things."""
+  path = tmp_path_factory.mktemp("broken")
+  line = lambda name="a", **changes: json.dumps(
+      {"id": name, "category": "chat", "lang": "en", "prompt": "hello there"} | changes) + "\n"
+  write = lambda name, *lines: (path / name).write_text("".join(lines))
+  write("two.jsonl", line(), line("b"))
+  write("not_json.jsonl", line("c"), "{oops\n")
+  write("no_field.jsonl", line(), '{"id": "b", "category": "chat", "prompt": "hi"}\n')
+  write("empty.jsonl", line(), line("b", prompt=" "))
+  write("long.jsonl", line(), line("b", prompt="hello " * 60))
+  write("turns.jsonl", line(), json.dumps({"id": "b", "category": "chat", "lang": "en", "turns": ["x" * 60] * 5}) + "\n")
+  (path / "thesis").mkdir()
+  (path / "thesis" / "thesis.tex").write_text("years of work")
+  for name in ("truncated", "foreign", "missing", "extra"):
+    shutil.copytree(programs.ROOT / programs.TINY, path / name)
+  weights = (path / "truncated" / "model.safetensors").read_bytes()
+  (path / "truncated" / "model.safetensors").write_bytes(weights[:len(weights) // 2])
+  (path / "foreign" / "model.safetensors").write_bytes(b"GIF89a" * 999)
+  (path / "foreign.gguf").write_bytes(b"GGUF\x03\x00\x00\x00")
+  tensors = safetensors_numpy.load_file(path / "missing" / "model.safetensors")
+  safetensors_numpy.save_file(tensors | {"model.layers.9.surplus": np.zeros(3, np.float32)},
+                              path / "extra" / "model.safetensors")
+  del tensors["model.layers.1.mlp.up_proj.weight"]
+  safetensors_numpy.save_file(tensors, path / "missing" / "model.safetensors")
+  return path
+
+
+def _contents(path):
+  return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory, folder):
+  """By (kind, name), what a program left: all cases of this file are run by one process. Also what stood on the disk."""
+  def tiny(program, args, name):
+    outdir = [f"--outdir={folder}/out/{name}", f"--workload={folder}/two.jsonl", "--nocosts"]
+    given = [f"--target={programs.TINY}", "--max_new_tokens=16", *(outdir if program == "benchmark" else [])]
+    return program, given + [arg.replace("{dir}", str(folder)) for arg in args], ""
+
+  cases = {("bad", name): tiny("benchmark", args, name) for name, (args, _) in BAD.items()}
+  cases |= {("generate", name): tiny("generate", args, name) for name, (args, _) in GENERATE.items()}
+  capture = lambda *args: ("benchmark", [arg.replace("{dir}", str(folder)) for arg in args], CAPTURE)
+  cases["flag", None] = capture("--outdir=o")
+  cases |= {("flag", name): capture("--outdir=o", f"--{name}={value}") for name, (value, _) in FLAGS.items()}
+  cases |= {("seed", seed): capture(f"--seed={seed}") for seed in (2**31 - 1, 2**32, 10**12)}
+  cases["default outdir", None] = capture()
+  cases["many files", None] = capture("--workload=bundled,{dir}/two.jsonl", "--categories=chat", "--limit=100")
+  cases["help", "benchmark"] = ("benchmark", ["--help"], "")
+  cases["help", "generate"] = ("generate", ["--help"], "")
+  before = _contents(folder)
+  found = dict(zip(cases, programs.run_all(cases.values(), env=programs.environment(tmp_path_factory)), strict=True))
+  return found | {"before": before, "after": _contents(folder)}
+
+
+def _is_one_message(program, parts):
+  assert program.code == 2, program.err
+  assert "Traceback" not in program.err
+  assert program.err.replace("\r", "\n").count("error:") == 1
+  assert program.message.startswith("error: ")
+  assert not program.out
+  for part in parts:
+    assert part in program.message
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_of_the_benchmark(ended, name):
+  _is_one_message(ended["bad", name], BAD[name][1])
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_leaves_nothing_half_run(ended, name):
+  """Neither a folder that the corrected command would be refused for, nor a change of anything that was there."""
+  made = {path for path in set(ended["after"]) - set(ended["before"])
+          if path.startswith(f"out/{name}/") or path.startswith("new/") and name == "resume of nothing"}
+  assert not made
+
+
+def test_bad_input_changes_nothing(ended):
+  changed = {path for path in ended["before"] if ended["after"].get(path) != ended["before"][path]}
+  assert not changed
+
+
+@pytest.mark.parametrize("name", GENERATE)
+def test_bad_input_of_generate(ended, name):
+  _is_one_message(ended["generate", name], GENERATE[name][1])
+
+
+def test_every_flag_is_tried(ended):
+  assert set(json.loads(ended["flag", None].out)["flags"]) == set(FLAGS)
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_flag_reaches_the_run_and_its_record(ended, folder, name):
+  value, holds = FLAGS[name]
+  default, got = (json.loads(ended["flag", key].out) for key in (None, name))
+  if holds:
+    assert holds(got) and not holds(default)
+  if name in NOT_SETTINGS:
+    assert name not in got["config"]
+  else:
+    assert got["config"][name] != default["config"][name]
+    listed = isinstance(got["config"][name], list)
+    shown = ",".join(got["config"][name]) if listed else str(got["config"][name]).lower()
+    assert shown == value.replace("{dir}", str(folder)).lower()
+    # Nothing else moves with it, apart from what it selects.
+    others = {k for k in default["config"] if got["config"][k] != default["config"][k]}
+    assert others <= {name, "command", "date", "request_ids"}
+  assert f"--{name}={value}".replace("{dir}", str(folder)) in got["config"]["command"]
+
+
+def test_the_record_names_the_requests(ended):
+  got = json.loads(ended["flag", None].out)
+  assert got["config"]["request_ids"] == [r[0] for r in got["requests"]]
+  assert len({r[1] for r in got["requests"]}) == 13
+
+
+def test_several_workloads(ended):
+  got = json.loads(ended["many files", None].out)
+  assert {pathlib.Path(r[3].rpartition(":")[0]).name for r in got["requests"]} == {"bundled.jsonl", "two.jsonl"}
+
+
+def test_the_default_outdir_is_dated(ended):
+  assert json.loads(ended["default outdir", None].out)["outdir"].startswith("runs/20")
+
+
+@pytest.mark.parametrize("seed", [2**31 - 1, 2**32, 10**12])
+def test_a_seed_is_refused_or_means_itself(ended, seed):
+  """JAX keeps 32 bits of it: 2**32 must not silently be 0."""
+  program = ended["seed", seed]
+  if program.code == 2:
+    assert "seed" in program.message
+    return
+  key = json.loads(program.out)["key"]
+  assert key[0] * 2**32 + key[1] == seed
+
+
+@pytest.mark.parametrize("program", ["benchmark", "generate"])
+def test_help_names_the_program_and_its_flags(ended, program):
+  text = ended["help", program].out
+  assert f"python -m experiments.{program}" in text
+  assert {"benchmark": "--outdir", "generate": "--prompt"}[program] in text
+
+
+def test_cache_folder(monkeypatch):
+  monkeypatch.setenv("SPECJAX_CACHE", "/some/where")
+  assert cli.cache_folder() == pathlib.Path("/some/where")
+  monkeypatch.setenv("SPECJAX_CACHE", "~/x")
+  assert cli.cache_folder() == pathlib.Path.home() / "x"
+  monkeypatch.delenv("SPECJAX_CACHE")
+  assert cli.cache_folder() == pathlib.Path.home() / ".cache" / "specjax"
+
+
+def test_an_empty_cache_variable_is_no_cache_here(monkeypatch):
+  """An empty variable is as good as none, as it is for the models: programs are not strewn over the current folder."""
+  monkeypatch.setenv("SPECJAX_CACHE", "")
+  assert cli.cache_folder() == pathlib.Path.home() / ".cache" / "specjax"
+
+
+def test_compiled_programs_are_kept(monkeypatch, tmp_path):
+  names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs",
+           "jax_persistent_cache_min_entry_size_bytes")
+  before = {name: getattr(jax.config, name) for name in names}
+  monkeypatch.setenv("SPECJAX_CACHE", os.fspath(tmp_path))
+  try:
+    jax.config.update(names[0], None)
+    cli.keep_compiled_programs()
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "programs")
+    assert jax.config.jax_persistent_cache_min_compile_time_secs == 0
+    jax.config.update(names[0], str(tmp_path / "mine"))
+    cli.keep_compiled_programs()
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "mine")
+  finally:
+    for name, value in before.items():
+      jax.config.update(name, value)
+
+
+def test_fail(capsys):
+  with pytest.raises(SystemExit) as ended:
+    cli.fail(ValueError("  what and why\n"))
+  assert ended.value.code == 2
+  assert capsys.readouterr() == ("", "error: what and why\n")

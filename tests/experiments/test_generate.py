@@ -1,0 +1,133 @@
+"""Generation at a terminal: the text of the library, streamed; colours on demand; a message at the end."""
+import json
+import re
+import subprocess
+
+import pytest
+
+from specjax import checkpoints
+import programs
+
+FLAGS = [f"--target={programs.TINY}", "--draft_tokens=3", "--max_new_tokens=40"]
+PROMPT = "--prompt=ab ab ab ab ab"
+# Notes what the program asks of the library, and plays the text back in two pieces.
+CAPTURE = """
+import json
+import numpy as np
+import specjax
+def stream(target, proposer, prompt, params, *, tokenizer, max_new_tokens, key):
+  import jax
+  print(json.dumps([repr(proposer), list(map(int, prompt)), repr(params), max_new_tokens, jax.random.key_data(key).tolist()]))
+  sys.exit(0)
+specjax.stream = stream
+"""
+INTERRUPT = """
+import specjax
+def stream(*_, **__):
+  yield specjax.Delta(row=0, token_ids=[5], drafted=[False], text="begun", finish_reason=None)
+  raise KeyboardInterrupt
+specjax.stream = stream
+"""
+
+
+@pytest.fixture(scope="module")
+def env(tmp_path_factory):
+  return programs.environment(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def ended(env):
+  sampled = [PROMPT, "--temperature=0.8", "--seed=5"]
+  cases = {
+      "plain": ([PROMPT, "--method=plain"], ""), "ngram": ([PROMPT], ""), "always": ([PROMPT, "--color=always"], ""),
+      "never": ([PROMPT, "--color=never"], ""), "plain always": ([PROMPT, "--method=plain", "--color=always"], ""),
+      "sampled plain": ([*sampled, "--method=plain"], ""), "sampled ngram": (sampled, ""),
+      "other seed": ([*sampled, "--seed=6"], ""), "one token": ([PROMPT, "--max_new_tokens=1"], ""),
+      "captured": ([PROMPT, "--system=Be brief.", "--temperature=0.5", "--top_k=4", "--top_p=0.5", "--min_p=0.25",
+                    "--seed=9", "--max_new_tokens=17"], CAPTURE),
+      "captured raw": ([PROMPT, "--raw"], CAPTURE), "interrupted": ([PROMPT], INTERRUPT),
+  }
+  given = [("generate", [*FLAGS, *args], setup) for args, setup in cases.values()]
+  return dict(zip(cases, programs.run_all(given, env=env), strict=True))
+
+
+def _numbers(end):
+  tokens, steps, accepted = map(int, re.search(r"(\d+) tokens in (\d+) steps, (\d+) of them accepted", end.err).groups())
+  return tokens, steps, accepted
+
+
+@pytest.mark.parametrize("name", ["plain", "ngram", "always", "never", "sampled plain", "sampled ngram", "one token"])
+def test_it_ends_well(ended, name):
+  end = ended[name]
+  assert end.code == 0, end.err
+  assert end.out.strip()
+  tokens, steps, accepted = _numbers(end)
+  assert tokens == steps + accepted
+  assert "finished by" in end.message
+
+
+def test_drafting_does_not_change_the_text(ended):
+  assert ended["plain"].out == ended["ngram"].out == ended["never"].out
+  assert _numbers(ended["plain"])[2] == 0 < _numbers(ended["ngram"])[2]
+  assert _numbers(ended["ngram"])[0] == 40
+
+
+def test_a_seed_gives_the_text_of_plain_decoding(ended):
+  assert ended["sampled plain"].out == ended["sampled ngram"].out
+  assert ended["sampled plain"].out != ended["plain"].out
+  assert ended["sampled plain"].out != ended["other seed"].out
+
+
+def test_colours(ended):
+  colored = ended["always"].out
+  assert colored.count("\x1b[32m") == colored.count("\x1b[0m") > 0
+  assert re.sub(r"\x1b\[\d+m", "", colored) == ended["never"].out
+  for name in ("plain", "ngram", "never", "plain always"):  # nothing was drafted, or this is no terminal
+    assert "\x1b" not in ended[name].out
+
+
+def test_settings_reach_the_library(ended):
+  proposer, prompt, params, limit, key = json.loads(ended["captured"].out)
+  tokenizer = checkpoints.Tokenizer.from_folder(programs.ROOT / programs.TINY)
+  assert "num_tokens=3" in proposer
+  assert prompt == tokenizer.chat([{"role": "system", "content": "Be brief."},
+                                   {"role": "user", "content": "ab ab ab ab ab"}])
+  assert params == "SamplingParams(temperature=0.5, top_k=4, top_p=0.5, min_p=0.25, seed=[9])"
+  assert (limit, key) == (17, [0, 9])
+
+
+def test_raw(ended):
+  tokenizer = checkpoints.Tokenizer.from_folder(programs.ROOT / programs.TINY)
+  assert json.loads(ended["captured raw"].out)[1] == tokenizer.encode("ab ab ab ab ab")
+
+
+def test_an_interrupt_is_no_accident(ended):
+  end = ended["interrupted"]
+  assert end.out.startswith("begun")
+  assert "Traceback" not in end.err
+  assert end.code == 130
+
+
+def test_a_real_start_streams(env, ended):
+  """Text comes before the end of the process: its first byte is there while the rest is being made."""
+  arguments = [*FLAGS, PROMPT, "--max_new_tokens=200"]
+  with subprocess.Popen(programs.command("generate", *arguments), cwd=programs.ROOT, env=env, stdout=subprocess.PIPE,
+                        stderr=subprocess.PIPE) as process:
+    first = process.stdout.read(1)
+    assert process.poll() is None
+    rest, err = process.communicate(timeout=120)
+  assert process.returncode == 0
+  assert b"finished by" in err
+  assert (first + rest).decode()[:10] == ended["ngram"].out[:10]
+
+
+def test_a_reader_that_goes_away_is_no_error(env):
+  """`generate | head -c 1`: the reader has what it wants."""
+  with subprocess.Popen(programs.command("generate", *FLAGS, PROMPT, "--max_new_tokens=200"), cwd=programs.ROOT, env=env,
+                        stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    process.stdout.read(1)
+    process.stdout.close()
+    err = process.stderr.read().decode()
+    process.wait(timeout=120)
+  assert "Traceback" not in err
+  assert "error:" not in err and "Exception ignored" not in err

@@ -1,0 +1,271 @@
+"""The measuring loop: order of the arms, equal conversations and seeds, thrown-away measurements, refusals up front."""
+import collections
+import dataclasses
+import json
+import pathlib
+
+from absl.testing import flagsaver
+from absl import flags
+import jax
+import numpy as np
+import pytest
+
+from experiments import workloads
+from experiments.harness import measure
+from experiments.harness import settings  # defines the flags
+from specjax import checkpoints
+from specjax import counters as counters_lib
+from specjax import drivers
+from specjax import proposers
+from specjax.testing import DummyTarget
+
+TINY = pathlib.Path(__file__).parents[1] / "fixtures" / "tiny_llama"
+METHODS = {"plain": proposers.Plain(), "ngram": proposers.NGram(num_tokens=3)}
+
+
+@pytest.fixture(autouse=True)
+def parsed_flags():
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS.mark_as_parsed()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+  return checkpoints.Tokenizer.from_folder(TINY)
+
+
+def request(name="a", *turns, category="chat", language="en", source="w.jsonl:1"):
+  return workloads.Request(id=name, category=category, language=language, turns=turns or ("hello there",), source=source)
+
+
+def make_plan(tokenizer, requests, *, methods=None, batch_size=1, repeats=1, max_new_tokens=12, raw=False, **target):
+  return measure.Plan(target=DummyTarget(vocab=tokenizer.vocab_size, order=1, **target), tokenizer=tokenizer,
+                      methods=methods or METHODS, batches=measure.batches(requests, batch_size), repeats=repeats,
+                      max_new_tokens=max_new_tokens, raw=raw)
+
+
+class Driver:
+  """Stands in for `drivers.generate`: notes its calls and answers at once, a text of its own for every method."""
+
+  def __init__(self, monkeypatch, compiles=()):
+    self.calls = []
+    self.programs = 0
+    self._compiles = set(compiles)  # calls that compile something
+    monkeypatch.setattr(measure.drivers, "generate", self.generate)
+    monkeypatch.setattr(measure.drivers, "compiled_programs", lambda: self.programs)
+
+  @property
+  def arms(self):
+    return ["ngram" if isinstance(call["proposer"], proposers.NGram) else "plain" for call in self.calls]
+
+  def generate(self, target, proposer, prompts, params=None, *, max_new_tokens, key):
+    del target
+    self.programs += len(self.calls) in self._compiles
+    self.calls.append({"proposer": proposer, "prompts": prompts, "seeds": list(params.seed), "key": key,
+                       "params": params})
+    rows, mine = len(prompts), 30 + len(self.calls)
+    counters = counters_lib.zero_counters(rows, proposer.max_depth, 3)
+    counters = jax.tree.map(np.asarray, counters).replace(steps=np.arange(rows) + 3)
+    tokens = np.full((rows, max_new_tokens), -1, np.int32)
+    tokens[:, :2] = mine
+    return drivers.GenerateResult(tokens=tokens, lengths=np.full(rows, 2), drafted=np.zeros_like(tokens, bool),
+                                  finish_reasons=("length",) * rows, counters=counters,
+                                  timings=drivers.Timings(first_token=1.0 * len(self.calls), total=3.0 * len(self.calls)))
+
+
+def run(plan, done=()):
+  return list(measure.measure(plan, set(done)))
+
+
+def test_batches_hold_one_category_and_language():
+  requests = [request("a"), request("b", category="code"), request("c"), request("d", language="ko"), request("e")]
+  found = measure.batches(requests, 2)
+  assert sorted(r.id for batch in found for r in batch) == list("abcde")
+  assert [r.id for batch in found for r in batch if r.category == "chat" and r.language == "en"] == list("ace")
+  assert all(len({(r.category, r.language) for r in batch}) == 1 and len(batch) <= 2 for batch in found)
+  assert len(found) == 4
+  assert [len(batch) for batch in measure.batches(requests, 1)] == [1] * 5
+
+
+def test_every_arm_runs_a_request_before_the_next_and_the_order_rotates(monkeypatch, tokenizer):
+  driver = Driver(monkeypatch)
+  run(make_plan(tokenizer, [request(name) for name in "abc"], repeats=2))
+  assert driver.arms == ["plain", "ngram", "ngram", "plain"] + ["ngram", "plain", "plain", "ngram"] + [
+      "plain", "ngram", "ngram", "plain"]
+
+
+def test_three_arms_rotate(monkeypatch, tokenizer):
+  methods = {"a": proposers.NGram(num_tokens=1), "b": proposers.NGram(num_tokens=2), "c": proposers.NGram(num_tokens=3)}
+  driver = Driver(monkeypatch)
+  run(make_plan(tokenizer, [request(name) for name in "abc"], methods=methods))
+  assert [call["proposer"].num_tokens for call in driver.calls] == [1, 2, 3, 2, 3, 1, 3, 1, 2]
+
+
+def test_one_record_a_run(monkeypatch, tokenizer):
+  Driver(monkeypatch)
+  plan = make_plan(tokenizer, [request("a", "x", "y"), request("b")], repeats=2)
+  progress = []
+  records = [r for batch in measure.measure(plan, set(), lambda: progress.append(1)) for r in batch]
+  expected = [(name, turn, repeat, method) for name, turns in (("a", 2), ("b", 1)) for turn in range(turns)
+              for repeat in range(2) for method in METHODS]
+  assert sorted((r["id"], r["turn"], r["repeat"], r["method"]) for r in records) == sorted(expected)
+  assert len(progress) == plan.runs == 12
+  json.dumps(records, allow_nan=False)
+
+
+def test_a_measurement_that_compiled_is_made_again(monkeypatch, tokenizer):
+  driver = Driver(monkeypatch, compiles=(0, 3, 4))
+  records = [r for batch in run(make_plan(tokenizer, [request("a"), request("b")])) for r in batch]
+  assert driver.arms == ["plain", "plain", "ngram"] + ["ngram", "ngram", "ngram", "plain"]
+  # The driver's times tell its calls apart: those of calls 1, 4 and 5, which compiled, stand nowhere.
+  assert [r["latency_ms"] for r in records] == [6e3, 9e3, 18e3, 21e3]
+
+
+@pytest.mark.parametrize("names", [("plain", "ngram"), ("ngram", "plain")])
+def test_every_arm_continues_the_same_conversation(monkeypatch, tokenizer, names):
+  driver = Driver(monkeypatch)
+  methods = {name: METHODS[name] for name in names}
+  records = run(make_plan(tokenizer, [request("z"), request("a", "one", "two", "three")], methods=methods, repeats=2))
+  records = [r for batch in records for r in batch if r["id"] == "a"]
+  replies = {r["turn"]: r["text"] for r in records if r["method"] == names[0] and r["repeat"] == 0}
+  assert len(set(replies.values())) == 3
+  messages = [{"role": "user", "content": "one"}, {"role": "assistant", "content": replies[0]},
+              {"role": "user", "content": "two"}, {"role": "assistant", "content": replies[1]},
+              {"role": "user", "content": "three"}]
+  for record in records:
+    expected = tokenizer.chat(messages[:2 * record["turn"] + 1])
+    assert record["prompt_ids"] == expected
+    assert record["prompt_tokens"] == len(expected)
+    assert record["prompt"] == ("one", "two", "three")[record["turn"]]
+  given = collections.Counter(tuple(call["prompts"][0]) for call in driver.calls)
+  assert set(given.values()) == {4}  # two methods, two repeats
+
+
+def test_raw_prompts_are_not_laid_out(monkeypatch, tokenizer):
+  driver = Driver(monkeypatch)
+  run(make_plan(tokenizer, [request("a", "hello")], raw=True))
+  assert driver.calls[0]["prompts"] == [tokenizer.encode("hello")]
+
+
+def test_raw_conversations_keep_what_was_said(monkeypatch, tokenizer):
+  """Without a template the later turns either follow what was said before or are refused; they are not sent alone."""
+  driver = Driver(monkeypatch)
+  plan = make_plan(tokenizer, [request("a", "hello", "there")], raw=True)
+  try:
+    measure.check(plan)
+    run(plan)
+  except ValueError as error:
+    assert "w.jsonl:1" in str(error)
+    return
+  assert "hello" in tokenizer.decode(driver.calls[-1]["prompts"][0])
+
+
+def test_a_batch_goes_on_with_the_rows_that_have_turns_left(monkeypatch, tokenizer):
+  driver = Driver(monkeypatch)
+  records = [r for b in run(make_plan(tokenizer, [request("a"), request("b", "x", "y")], batch_size=2)) for r in b]
+  assert [len(call["prompts"]) for call in driver.calls] == [2, 2, 1, 1]
+  assert {(r["id"], r["turn"], r["batch_size"]) for r in records} == {("a", 0, 2), ("b", 0, 2), ("b", 1, 1)}
+  assert driver.calls[2]["prompts"] == [tokenizer.chat([
+      {"role": "user", "content": "x"},
+      {"role": "assistant", "content": next(r["text"] for r in records if r["id"] == "b" and r["method"] == "plain")},
+      {"role": "user", "content": "y"}])]
+
+
+def test_rows_share_the_time_of_their_batch(monkeypatch, tokenizer):
+  Driver(monkeypatch)
+  (records,) = run(make_plan(tokenizer, [request(name) for name in "abc"], batch_size=3))
+  plain = [r for r in records if r["method"] == "plain"]
+  assert len(plain) == 3
+  assert sum(r["seconds"] for r in plain) == pytest.approx(3)
+  assert sum(r["decode_seconds"] for r in plain) == pytest.approx(2)
+  assert sum(r["decode_steps"] for r in plain) == pytest.approx(4)  # the longest row took 5, the first is in the TTFT
+  assert {r["latency_ms"] for r in plain} == {3000}
+  assert {r["time_to_first_token_ms"] for r in plain} == {1000}
+  assert {r["time_per_output_token_ms"] for r in plain} == {2000}
+
+
+def test_seeds_depend_on_the_request_alone(monkeypatch, tokenizer):
+  names = ["a", "b", "c", "d"]
+  first, second = Driver(monkeypatch), None
+  run(make_plan(tokenizer, [request(name, "x", "y") for name in names], repeats=2))
+  seeds = collections.defaultdict(set)
+  for index, call in enumerate(first.calls):
+    seeds[names[index // 8], index // 4 % 2].update(call["seeds"])
+  assert all(len(found) == 1 for found in seeds.values())
+  assert len(set.union(*seeds.values())) == 8  # by request and turn
+  assert all(0 <= seed < 2**31 for found in seeds.values() for seed in found)
+  second = Driver(monkeypatch)
+  run(make_plan(tokenizer, [request(name) for name in "dxb"], batch_size=3))
+  assert second.calls[0]["seeds"] == [*seeds["d", 0], second.calls[0]["seeds"][1], *seeds["b", 0]]
+
+
+def test_flags_reach_the_driver(monkeypatch, tokenizer):
+  driver = Driver(monkeypatch)
+  with flagsaver.flagsaver(temperature=0.7, top_k=5, top_p=0.9, min_p=0.05, seed=11):
+    records = [r for batch in run(make_plan(tokenizer, [request()])) for r in batch]
+  params = driver.calls[0]["params"]
+  assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.7, 5, 0.9, 0.05)
+  assert (jax.random.key_data(driver.calls[0]["key"]) == jax.random.key_data(jax.random.key(11))).all()
+  assert {r["temperature"] for r in records} == {0.7}
+
+
+def test_finished_batches_are_skipped(monkeypatch, tokenizer):
+  driver = Driver(monkeypatch)
+  requests = [request(name) for name in "abcd"]
+  found = run(make_plan(tokenizer, requests), done=["a", "c"])
+  assert [{r["id"] for r in batch} for batch in found] == [{"b"}, {"d"}]
+  # The order of the arms is that of an uninterrupted run.
+  assert driver.arms == ["ngram", "plain", "ngram", "plain"]
+  assert len(run(make_plan(tokenizer, requests, batch_size=2), done="abc")) == 1
+
+
+def test_check_holds_prompt_and_new_tokens_against_the_context(tokenizer):
+  size = len(tokenizer.chat([{"role": "user", "content": "hello there"}]))
+  requests = [request("ok", "x"), request("long", source="dir/w.jsonl:7")]
+  measure.check(make_plan(tokenizer, requests, max_context=size + 12))
+  with pytest.raises(ValueError) as error:
+    measure.check(make_plan(tokenizer, requests, max_context=size + 11))
+  for part in ("dir/w.jsonl:7", "long", f"{size} tokens", "max_new_tokens=12", str(size + 11), "--max_new_tokens"):
+    assert part in str(error.value)
+
+
+def test_check_looks_at_every_turn(tokenizer):
+  """The messages of the user alone exceed the context, so the second turn can never run: nothing may be half-run."""
+  plan = make_plan(tokenizer, [request("ok"), request("t", *["z" * 60] * 4, source="w.jsonl:2")], max_context=200)
+  with pytest.raises(ValueError, match="w.jsonl:2"):
+    measure.check(plan)
+
+
+def test_check_counts_raw_prompts_without_the_template(tokenizer):
+  requests = [request("a", "x" * 20)]
+  measure.check(make_plan(tokenizer, requests, raw=True, max_context=32))
+  with pytest.raises(ValueError):
+    measure.check(make_plan(tokenizer, requests, max_context=32))
+
+
+@pytest.mark.usefixtures("quick_compile_here")
+def test_real_runs(tokenizer):
+  """On the dummy target: records add up, all arms give one text, and after the warm-up nothing is measured twice."""
+  requests = [request("a", "ab ab ab ab ab"), request("b", "cd cd cd cd"), request("c", "hello")]
+  plan = make_plan(tokenizer, requests, batch_size=2, max_new_tokens=24)
+  for temperature in (0.0, 0.8):
+    with flagsaver.flagsaver(temperature=temperature):
+      if not temperature:
+        progress = []
+        measure.warm_up(plan, lambda done, total: progress.append((done, total)))
+        assert progress[0][0] == 0 and progress[-1] == (4, 4)
+        before = drivers.compiled_programs()
+      records = [r for batch in run(plan) for r in batch]
+      alone = [r for batch in run(dataclasses.replace(plan, batches=[[requests[1]]])) for r in batch]
+    texts = collections.defaultdict(set)
+    for record in records + alone:
+      counts = record["counters"]
+      assert counts["output_tokens"] == len(record["token_ids"]) == len(record["pieces"]) == len(record["from_draft"])
+      assert counts["accepted_tokens"] == sum(record["from_draft"])
+      assert "".join(record["pieces"]) == record["text"]
+      assert sum(counts["steps_per_width"]) == counts["steps"]
+      assert 0 < record["time_to_first_token_ms"] <= record["latency_ms"]
+      texts[record["id"], record["turn"]].add(tuple(record["token_ids"]))
+    assert all(len(found) == 1 for found in texts.values())  # plain and drafted, in a batch and alone
+    assert sum(r["counters"]["accepted_tokens"] for r in records) or temperature
+  assert drivers.compiled_programs() == before
