@@ -40,8 +40,8 @@ def stop_rules(rows: int, eos_ids=(), sequences=(), *, width: int = 8, count: in
     ValueError: for an empty sequence or a negative id.
   """
   sequences, eos_ids = list(sequences), np.atleast_1d(np.asarray(eos_ids, np.int64)).tolist()
-  is_list = lambda x: isinstance(x, collections.abc.Sequence)
-  if any(isinstance(x, str) or not is_list(x) for x in sequences):
+  is_list = lambda x: isinstance(x, (collections.abc.Sequence, np.ndarray)) and not isinstance(x, str)
+  if not all(map(is_list, sequences)):
     raise ValueError(f"stop sequences {sequences!r}: each is a list of token ids; encode text first")
   nested = any(is_list(token) for sequence in sequences for token in sequence)
   per_row = sequences if nested else [sequences] * rows

@@ -399,7 +399,7 @@ def test_a_warm_start_compiles_nothing():
   result = drivers.generate(target, proposer, prompts, SamplingParams(temperature=0.5), max_new_tokens=500)
   assert result.lengths.tolist() == [500, 500]  # 570 slots: buckets of 256, 512 and 700
   assert drivers.compiled_programs() == programs
-  drivers.generate(target, proposer, [p + [5] for p in prompts], max_new_tokens=[500, 3])
+  drivers.generate(target, proposer, [p + [5] for p in prompts], max_new_tokens=[3, 500])
   assert drivers.compiled_programs() == programs
 
 

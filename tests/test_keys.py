@@ -50,15 +50,6 @@ def test_the_key_schedule_is_the_documented_one():
   assert uniforms([6], [11])[0, 0] == np.float32((bits >> 9) + 0.5) / np.float32(2 ** 23)
 
 
-def test_purposes_are_separate_streams():
-  purposes = [keys_lib.TOKEN, keys_lib.DRAFT, keys_lib.ACCEPT, keys_lib.RESIDUAL]
-  assert len(set(purposes)) == 4
-  row = keys_lib.row_keys(KEY, jnp.zeros(1, jnp.int32))[0]
-  data = [tuple(jax.random.key_data(jax.random.fold_in(jax.random.fold_in(row, position), purpose)).tolist())
-          for position in range(4) for purpose in purposes]
-  assert len(set(data)) == len(data)
-
-
 @pytest.mark.parametrize("bits,wanted", [(0, 2.0 ** -24), (2 ** 32 - 1, 1 - 2.0 ** -24), (2 ** 31, 0.5 + 2.0 ** -24)])
 def test_the_extreme_bits_stay_inside(monkeypatch, bits, wanted):
   monkeypatch.setattr(jax.random, "bits", lambda key, dtype: jnp.uint32(bits))

@@ -244,7 +244,7 @@ def test_a_flag_reaches_the_run_and_its_record(ended, folder, name):
     assert shown == value.replace("{dir}", str(folder)).lower()
     # Nothing else moves with it, apart from what it selects.
     others = {k for k in default["config"] if got["config"][k] != default["config"][k]}
-    assert others <= {name, "command", "date", "request_ids"}
+    assert others <= {name, "command", "date", "request_ids", "requests_sha256"}
   assert f"--{name}={value}".replace("{dir}", str(folder)) in got["config"]["command"]
 
 
@@ -281,37 +281,37 @@ def test_help_names_the_program_and_its_flags(ended, program):
   assert {"benchmark": "--outdir", "generate": "--prompt"}[program] in text
 
 
-def test_cache_folder(monkeypatch):
-  monkeypatch.setenv("SPECJAX_CACHE", "/some/where")
-  assert cli.cache_folder() == pathlib.Path("/some/where")
-  monkeypatch.setenv("SPECJAX_CACHE", "~/x")
-  assert cli.cache_folder() == pathlib.Path.home() / "x"
-  monkeypatch.delenv("SPECJAX_CACHE")
-  assert cli.cache_folder() == pathlib.Path.home() / ".cache" / "specjax"
-
-
-def test_an_empty_cache_variable_is_no_cache_here(monkeypatch):
-  """An empty variable is as good as none, as it is for the models: programs are not strewn over the current folder."""
-  monkeypatch.setenv("SPECJAX_CACHE", "")
-  assert cli.cache_folder() == pathlib.Path.home() / ".cache" / "specjax"
-
-
-def test_compiled_programs_are_kept(monkeypatch, tmp_path):
+@pytest.fixture
+def jax_cache():
+  """JAX's settings of its cache of programs, which a test may change."""
   names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs",
            "jax_persistent_cache_min_entry_size_bytes")
   before = {name: getattr(jax.config, name) for name in names}
+  jax.config.update(names[0], None)
+  yield
+  for name, value in before.items():
+    jax.config.update(name, value)
+
+
+@pytest.mark.usefixtures("jax_cache")
+def test_where_programs_are_kept(monkeypatch):
+  monkeypatch.setenv("SPECJAX_CACHE", "/some/where")
+  assert cli.programs_folder().is_relative_to("/some/where")
+  for unset in (lambda: monkeypatch.delenv("SPECJAX_CACHE"), lambda: monkeypatch.setenv("SPECJAX_CACHE", "")):
+    unset()
+    assert cli.programs_folder().is_relative_to(pathlib.Path.home() / ".cache" / "specjax")
+
+
+@pytest.mark.usefixtures("jax_cache")
+def test_compiled_programs_are_kept(monkeypatch, tmp_path):
   monkeypatch.setenv("SPECJAX_CACHE", os.fspath(tmp_path))
-  try:
-    jax.config.update(names[0], None)
-    cli.keep_compiled_programs()
-    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "programs")
-    assert jax.config.jax_persistent_cache_min_compile_time_secs == 0
-    jax.config.update(names[0], str(tmp_path / "mine"))
-    cli.keep_compiled_programs()
-    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "mine")
-  finally:
-    for name, value in before.items():
-      jax.config.update(name, value)
+  cli.keep_compiled_programs()
+  assert pathlib.Path(jax.config.jax_compilation_cache_dir).is_relative_to(tmp_path)
+  assert jax.config.jax_persistent_cache_min_compile_time_secs == 0
+  jax.config.update("jax_compilation_cache_dir", str(tmp_path / "mine"))
+  cli.keep_compiled_programs()
+  assert jax.config.jax_compilation_cache_dir == str(tmp_path / "mine")
+  assert cli.programs_folder() == tmp_path / "mine"
 
 
 def test_fail(capsys):

@@ -24,7 +24,7 @@ specjax.stream = stream
 INTERRUPT = """
 import specjax
 def stream(*_, **__):
-  yield specjax.Delta(row=0, token_ids=[5], drafted=[False], text="begun", finish_reason=None)
+  yield specjax.Delta(row=0, token_ids=[5], drafted=[False], pieces=["begun"], finish_reason=None)
   raise KeyboardInterrupt
 specjax.stream = stream
 """
@@ -98,7 +98,7 @@ def test_settings_reach_the_library(ended):
 
 def test_raw(ended):
   tokenizer = checkpoints.Tokenizer.from_folder(programs.ROOT / programs.TINY)
-  assert json.loads(ended["captured raw"].out)[1] == tokenizer.encode("ab ab ab ab ab")
+  assert json.loads(ended["captured raw"].out)[1] == tokenizer.encode("ab ab ab ab ab", add_special_tokens=True)
 
 
 def test_an_interrupt_is_no_accident(ended):

@@ -70,21 +70,20 @@ class Driver:
     tokens[:, :2] = mine
     return drivers.GenerateResult(tokens=tokens, lengths=np.full(rows, 2), drafted=np.zeros_like(tokens, bool),
                                   finish_reasons=("length",) * rows, counters=counters,
-                                  timings=drivers.Timings(first_token=1.0 * len(self.calls), total=3.0 * len(self.calls)))
+                                  timings=drivers.Timings(first_token=1.0 * len(self.calls), total=3.0 * len(self.calls),
+                                                          first_tokens=np.ones(rows, np.int32)))
 
 
-def run(plan, done=()):
-  return list(measure.measure(plan, set(done)))
+def run(plan):
+  return list(measure.measure(plan))
 
 
-def test_batches_hold_one_category_and_language():
+def test_batches_hold_one_category_in_the_order_listed():
   requests = [request("a"), request("b", category="code"), request("c"), request("d", language="ko"), request("e")]
   found = measure.batches(requests, 2)
-  assert sorted(r.id for batch in found for r in batch) == list("abcde")
-  assert [r.id for batch in found for r in batch if r.category == "chat" and r.language == "en"] == list("ace")
-  assert all(len({(r.category, r.language) for r in batch}) == 1 and len(batch) <= 2 for batch in found)
-  assert len(found) == 4
+  assert sorted([r.id for r in batch] for batch in found) == [["a", "c"], ["b"], ["d", "e"]]
   assert [len(batch) for batch in measure.batches(requests, 1)] == [1] * 5
+  assert sorted(len(batch) for batch in measure.batches(requests, 9)) == [1, 4]
 
 
 def test_every_arm_runs_a_request_before_the_next_and_the_order_rotates(monkeypatch, tokenizer):
@@ -105,7 +104,7 @@ def test_one_record_a_run(monkeypatch, tokenizer):
   Driver(monkeypatch)
   plan = make_plan(tokenizer, [request("a", "x", "y"), request("b")], repeats=2)
   progress = []
-  records = [r for batch in measure.measure(plan, set(), lambda: progress.append(1)) for r in batch]
+  records = [r for batch in measure.measure(plan, lambda: progress.append(1)) for r in batch]
   expected = [(name, turn, repeat, method) for name, turns in (("a", 2), ("b", 1)) for turn in range(turns)
               for repeat in range(2) for method in METHODS]
   assert sorted((r["id"], r["turn"], r["repeat"], r["method"]) for r in records) == sorted(expected)
@@ -144,20 +143,14 @@ def test_every_arm_continues_the_same_conversation(monkeypatch, tokenizer, names
 def test_raw_prompts_are_not_laid_out(monkeypatch, tokenizer):
   driver = Driver(monkeypatch)
   run(make_plan(tokenizer, [request("a", "hello")], raw=True))
-  assert driver.calls[0]["prompts"] == [tokenizer.encode("hello")]
+  assert driver.calls[0]["prompts"] == [tokenizer.encode("hello", add_special_tokens=True)]
 
 
-def test_raw_conversations_keep_what_was_said(monkeypatch, tokenizer):
-  """Without a template the later turns either follow what was said before or are refused; they are not sent alone."""
-  driver = Driver(monkeypatch)
-  plan = make_plan(tokenizer, [request("a", "hello", "there")], raw=True)
-  try:
-    measure.check(plan)
-    run(plan)
-  except ValueError as error:
-    assert "w.jsonl:1" in str(error)
-    return
-  assert "hello" in tokenizer.decode(driver.calls[-1]["prompts"][0])
+def test_raw_conversations_are_refused(tokenizer):
+  """Without a template nothing separates the turns, and a later one must not be sent alone."""
+  measure.check(make_plan(tokenizer, [request("a", "hello")], raw=True))
+  with pytest.raises(ValueError, match="w.jsonl:1.*--raw"):
+    measure.check(make_plan(tokenizer, [request("a", "hello", "there")], raw=True))
 
 
 def test_a_batch_goes_on_with_the_rows_that_have_turns_left(monkeypatch, tokenizer):
@@ -209,14 +202,22 @@ def test_flags_reach_the_driver(monkeypatch, tokenizer):
   assert {r["temperature"] for r in records} == {0.7}
 
 
-def test_finished_batches_are_skipped(monkeypatch, tokenizer):
-  driver = Driver(monkeypatch)
-  requests = [request(name) for name in "abcd"]
-  found = run(make_plan(tokenizer, requests), done=["a", "c"])
-  assert [{r["id"] for r in batch} for batch in found] == [{"b"}, {"d"}]
-  # The order of the arms is that of an uninterrupted run.
-  assert driver.arms == ["ngram", "plain", "ngram", "plain"]
-  assert len(run(make_plan(tokenizer, requests, batch_size=2), done="abc")) == 1
+def test_what_is_left_to_do(monkeypatch, tokenizer):
+  """A request is finished when every method, repeat and turn of it and of its batch is there; else it is made again."""
+  Driver(monkeypatch)
+  plan = make_plan(tokenizer, [request("a", "x", "y"), request("b"), request("c")], batch_size=2, repeats=2)
+  records = [r for batch in run(plan) for r in batch]
+  ids = lambda batches: [[r.id for r in batch] for batch in batches]
+  assert ids(plan.batches) == [["a", "b"], ["c"]]
+  assert measure.split_done(plan, records) == (records, [])
+  assert measure.split_done(plan, []) == ([], plan.batches)
+  for lost in records:
+    kept, left = measure.split_done(plan, [r for r in records if r is not lost])
+    assert ids(left) == [["c"] if lost["id"] == "c" else ["a", "b"]]
+    assert {r["id"] for r in kept} == ({"a", "b"} if lost["id"] == "c" else {"c"})
+    assert all(any(r is record for record in records) for r in kept)
+  kept, left = measure.split_done(dataclasses.replace(plan, repeats=3), records)
+  assert (kept, ids(left)) == ([], [["a", "b"], ["c"]])
 
 
 def test_check_holds_prompt_and_new_tokens_against_the_context(tokenizer):
@@ -230,10 +231,13 @@ def test_check_holds_prompt_and_new_tokens_against_the_context(tokenizer):
 
 
 def test_check_looks_at_every_turn(tokenizer):
-  """The messages of the user alone exceed the context, so the second turn can never run: nothing may be half-run."""
-  plan = make_plan(tokenizer, [request("ok"), request("t", *["z" * 60] * 4, source="w.jsonl:2")], max_context=200)
+  """A conversation that may outgrow the context, replies included, is refused before anything runs."""
+  requests = [request("ok"), request("t", *["z" * 20] * 3, source="w.jsonl:2")]
+  messages = [{"role": role, "content": "z" * 20 if role == "user" else ""} for role in ("user", "assistant") * 2]
+  size = len(tokenizer.chat([*messages, messages[0]])) + 3 * 12
   with pytest.raises(ValueError, match="w.jsonl:2"):
-    measure.check(plan)
+    measure.check(make_plan(tokenizer, requests, max_context=size - 1))
+  measure.check(make_plan(tokenizer, requests, max_context=size + 100))
 
 
 def test_check_counts_raw_prompts_without_the_template(tokenizer):

@@ -9,7 +9,9 @@ CONFIG = {"target": "t", "temperature": 0.0, "methods": ["plain", "ngram"], "com
 
 
 def make(path, *, overwrite=False, resume=False, config=None):
-  return run_folder.RunFolder(str(path), overwrite=overwrite, resume=resume, config=config or CONFIG)
+  folder = run_folder.RunFolder(str(path), overwrite=overwrite, resume=resume, config=config or CONFIG)
+  folder.open()
+  return folder
 
 
 def files(path):
@@ -21,6 +23,16 @@ def test_a_new_folder_is_made_with_its_config(tmp_path):
   assert folder.path == tmp_path / "a" / "b"
   assert json.loads((folder.path / "config.json").read_text()) == CONFIG
   assert set(files(folder.path)) == {"config.json"}
+
+
+def test_nothing_is_touched_before_it_is_opened(tmp_path):
+  run_folder.RunFolder(str(tmp_path / "new"), overwrite=False, resume=False, config=CONFIG)
+  assert not (tmp_path / "new").exists()
+  make(tmp_path / "old").append([{"id": "a"}])
+  before = files(tmp_path / "old")
+  for flags in ({"overwrite": True, "resume": False}, {"overwrite": False, "resume": True}):
+    run_folder.RunFolder(str(tmp_path / "old"), **flags, config=CONFIG)
+  assert files(tmp_path / "old") == before
 
 
 def test_an_empty_folder_is_taken(tmp_path):
@@ -138,6 +150,7 @@ def test_a_broken_last_line_is_dropped(tmp_path, cut):
   path.write_bytes(path.read_bytes()[:-cut])
   folder = make(tmp_path, resume=True)
   assert [r["id"] for r in folder.records()] == ["a"]
+  folder.rewrite(folder.records())  # as a resumed run does before it appends
   folder.append([{"id": "c"}])
   assert [json.loads(line)["id"] for line in path.read_text(encoding="utf-8").splitlines()] == ["a", "c"]
 
@@ -162,4 +175,21 @@ def test_not_a_number_is_refused_before_anything_is_written(tmp_path):
   with pytest.raises(ValueError):
     folder.write_json("summary.json", {"a": float("inf")})
   assert json.loads((tmp_path / "summary.json").read_text()) == {"a": 1}
-  assert set(files(tmp_path)) == {"config.json", "summary.json"}
+  assert set(files(tmp_path)) - {run_folder.RECORDS} == {"config.json", "summary.json"}
+
+
+def test_rewrite_replaces_all_records(tmp_path):
+  folder = make(tmp_path)
+  folder.append([{"id": "a"}, {"id": "b"}])
+  folder.rewrite([{"id": "b"}])
+  assert folder.records() == [{"id": "b"}]
+  folder.rewrite([])
+  assert folder.records() == []
+  assert set(files(tmp_path)) == {"config.json", run_folder.RECORDS}
+
+
+def test_resume_of_nothing_is_refused(tmp_path):
+  """A slip in the folder's name must not start all over."""
+  with pytest.raises(ValueError, match="--resume"):
+    make(tmp_path / "slip", resume=True)
+  assert not (tmp_path / "slip").exists()

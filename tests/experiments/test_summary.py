@@ -19,8 +19,8 @@ def record(method="ngram", name="a", *, tokens=8, steps=4, drafted=(4, 2), trial
   """A record of `requests.jsonl`; what is drafted and accepted is given by position."""
   if method == "plain":
     steps, drafted, accepted, widths = tokens, (), (), (tokens,)
-  return {"id": name, "category": "chat", "language": "en", "method": method, "repeat": 0, "turn": 0, "batch_size": 1,
-          "temperature": 0.0, "prompt_tokens": 100, "token_ids": list(range(tokens)) if ids is None else ids,
+  return {"id": name, "category": "chat", "language": "en", "method": method, "repeat": 0, "turn": 0, "batch": name,
+          "batch_size": 1, "temperature": 0.0, "prompt_tokens": 100, "token_ids": list(range(tokens)) if ids is None else ids,
           "counters": {"steps": steps, "output_tokens": tokens, "drafted_tokens": sum(drafted),
                        "accepted_tokens": sum(accepted), "drafted_per_position": list(drafted),
                        "trials_per_position": list(drafted if trials is None else trials),
@@ -37,11 +37,13 @@ def both(name="a", gain=2.0, **changes):
 
 
 def summarize(records, **kwargs):
-  """Groups by (method, category, language)."""
+  """Groups by (method, category, language), and by batch size too where there are several."""
   found = summary_lib.summarize(records, **kwargs)
   json.dumps(found, allow_nan=False)
   assert found["schema"] == 1 and set(found) == {"schema", "groups"}
-  groups = {(g["method"], g["category"], g["language"]): g for g in found["groups"]}
+  several = len({r["batch_size"] for r in records}) > 1
+  key = lambda g: (g["method"], g["category"], g["language"], *([g["batch_size"]] if several else []))
+  groups = {key(g): g for g in found["groups"]}
   assert len(groups) == len(found["groups"])
   return groups
 
@@ -72,10 +74,6 @@ def test_methods_and_categories_keep_their_order():
 @pytest.mark.parametrize("changes", [{"category": "all"}, {"language": "all"}])
 def test_a_category_or_language_called_all(tmp_path, changes):
   """"all" names the pooled cell: a workload that uses it is refused, or it is counted right."""
-  class Fixed(list):
-    def append(self, value):
-      raise AssertionError("the summary adds to the records that it walks over, without end")
-
   path = tmp_path / "w.jsonl"
   row = {"id": "a", "category": "chat", "lang": changes.get("language", "en"), "prompt": "x"}
   path.write_text(json.dumps(row | {"category": changes.get("category", "chat")}) + "\n")
@@ -84,8 +82,7 @@ def test_a_category_or_language_called_all(tmp_path, changes):
   except ValueError as error:
     assert "all" in str(error)
     return
-  found = summary_lib.summarize(Fixed([*both("a", **changes), *both("b")]))["groups"]
-  for group in found:
+  for group in summary_lib.summarize([*both("a", **changes), *both("b")])["groups"]:
     assert group["output_tokens"] == 8 * group["requests"], group
 
 
@@ -248,15 +245,55 @@ def test_repeats_give_the_median_time_and_count_once():
   assert group["latency_ms"]["p99"] > 9e4
 
 
+def test_the_latency_of_a_conversation_is_that_of_its_turns_together():
+  records = [r for repeat in range(3) for turn, s in enumerate((0.1, 0.2, 0.4))
+             for r in both("a", turn=turn, repeat=repeat, seconds=s, gain=2)]
+  group = overall(records)
+  assert group["latency_ms"] == pytest.approx({"p50": 700, "p95": 700, "p99": 700})
+  assert group["time_to_first_token_ms"]["p50"] == pytest.approx(50)  # every turn has a first token of its own
+
+
+def rows(names, tokens, steps, seconds, method="ngram", **changes):
+  """The records of one call."""
+  n = len(names)
+  return [record(method, name, tokens=t, steps=s, batch=names[0], batch_size=n, seconds=seconds / n,
+                 decode_seconds=seconds * 0.75 / n, decode_steps=(max(steps) - 1) / n, latency_ms=seconds * 1e3,
+                 time_to_first_token_ms=seconds * 250, **changes)
+          for name, t, s in zip(names, tokens, steps, strict=True)]
+
+
 def test_rows_of_a_batch_share_its_time():
-  # Two rows of one call of two seconds; the longer took 11 steps.
-  rows = [record(name=n, tokens=t, steps=s, batch_size=2, seconds=1.0, decode_seconds=0.75, decode_steps=5,
-                 latency_ms=2000.0) for n, t, s in (("a", 10, 6), ("b", 20, 11))]
-  group = overall(rows)
+  group = overall(rows("ab", (10, 20), (6, 11), 2.0))
   assert group["batch_size"] == 2
   assert group["tokens_per_second"] == pytest.approx(30 / 2)
   assert group["step_ms"] == pytest.approx(1.5e3 / 10)
   assert group["latency_ms"]["p50"] == 2000
+  assert group["tokens_per_step"] == pytest.approx(30 / 17)
+
+
+def test_an_interval_draws_batches_not_rows():
+  """Rows of a batch share one time, so eight requests in two batches are two measurements."""
+  names = [f"r{i}" for i in range(32)]
+  for size in (1, 4, 8):
+    records = [r for i in range(0, 32, size) for method, seconds in (("plain", 2.0 + i), ("ngram", 1.0))
+               for r in rows(names[i:i + size], [8] * size, [4] * size, seconds, method)]
+    interval = overall(records)["speedup_interval"]
+    assert (interval is None) == (size == 8)  # four batches
+
+
+def test_a_smaller_last_batch_is_a_cell_of_its_own():
+  records = [*rows("ab", (8, 8), (4, 4), 1.0), *rows("c", (8,), (4,), 1.0)]
+  groups = summarize(records)
+  assert {key[3]: g["requests"] for key, g in groups.items() if key[1] == "all"} == {2: 2, 1: 1}
+
+
+def test_a_conversation_in_a_batch_is_one_request_in_one_cell():
+  """Its later turns may run with fewer rows, since the other requests of its batch have no more turns."""
+  records = [r for method in ("plain", "ngram") for r in (
+      *rows("ab", (8, 8), (4, 4), 1.0, method), *rows("b", (8,), (4,), 1.0, method, turn=1))]
+  found = summary_lib.summarize(records)["groups"]
+  assert sum(g["requests"] for g in found if (g["method"], g["category"]) == ("ngram", "all")) == 2
+  assert sum(g["identical_to_plain"][1] for g in found if (g["method"], g["category"]) == ("ngram", "all")) == 2
 
 
 def test_percentiles_are_over_requests():
@@ -311,9 +348,21 @@ def test_costs_of_a_step():
 
 
 def test_predicted_speedup():
-  group = overall(both(), costs=COSTS)
-  assert group["predicted_speedup"] == pytest.approx(8 / 4 * 23 / 31.5)
+  """Of whole requests: the measured time to the first token, then steps at the cost of their parts."""
+  plain = 100 + 7 * (1 + 20 + 2)
+  ngram = 50 + 3 * (3 + 26 + 2.5)
+  assert overall(both(), costs=COSTS)["predicted_speedup"] == pytest.approx(plain / ngram)
   assert overall(both(), costs={"ngram": COSTS["ngram"]})["predicted_speedup"] is None
+  # On the requests that both have, repeats once.
+  records = [*both(), *both(repeat=1), record(name="unpaired", seconds=50.0)]
+  assert overall(records, costs=COSTS)["predicted_speedup"] == pytest.approx(plain / ngram)
+
+
+def test_predicted_speedup_of_a_batch():
+  """Rows share the first token's time and the steps of their batch."""
+  records = [*rows("ab", (8, 8), (8, 8), 0.8, "plain"), *rows("ab", (8, 8), (4, 3), 0.4)]
+  plain, ngram = 200 + 7 * 23, 100 + 3 * (3 + 26 + 2.5)
+  assert overall(records, costs=COSTS)["predicted_speedup"] == pytest.approx(plain / ngram)
 
 
 def test_memory_is_by_method():
