@@ -48,14 +48,13 @@ def main():
   try:
     run.warm_up()
     run.measure()
+    summary = run.finish(costs=_COSTS.value)
+    tqdm.write(table.render(summary["groups"]), file=sys.stdout)
+    print(f"\nreport: {run.write_report()}")
   except KeyboardInterrupt:
+    run.interrupted()
     print(f"\ninterrupted; finished requests are kept. To go on: add --resume --outdir={outdir}", file=sys.stderr)
-    if run.folder.records():
-      run.finish(costs=False, partial=True)
     sys.exit(130)
-  summary = run.finish(costs=_COSTS.value)
-  tqdm.write(table.render(summary["groups"]), file=sys.stdout)
-  print(f"\nreport: {run.write_report()}")
 
 
 if __name__ == "__main__":

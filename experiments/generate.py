@@ -24,6 +24,8 @@ _GREEN, _END = "\x1b[32m", "\x1b[0m"
 def main():
   if not _PROMPT.value:
     raise ValueError("--prompt is empty; give the message that the model is to answer")
+  if _RAW.value and _SYSTEM.value:
+    raise ValueError("--system belongs to a chat template, which --raw leaves out; give one of the two")
   proposer, params = methods.build(_METHOD.value), settings.sampling_params(seeds=[settings.SEED.value])
   target, tokenizer = specjax.load(settings.TARGET.value)
   if _RAW.value:

@@ -31,6 +31,9 @@ def run(main) -> None:
     keep_compiled_programs()
     try:
       main()
+    except BrokenPipeError:  # whoever read our output has gone, as in `| head`
+      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+      sys.exit(141)
     except (ValueError, OSError) as error:
       if os.environ.get("SPECJAX_TRACEBACK"):
         raise

@@ -74,6 +74,11 @@ class Job:
       for records in measure.measure(self._todo, lambda: bar.update(1)):
         self.folder.append(records)
 
+  def interrupted(self) -> None:
+    """Summarises what there is, so that a report can be made of it."""
+    if self.folder.records() and not (self.folder.path / "summary.json").exists():
+      self.finish(costs=False, partial=True)
+
   def finish(self, *, costs: bool, partial: bool = False) -> dict:
     """Summarises the records into `summary.json` and returns the summary.
 
@@ -81,8 +86,6 @@ class Job:
     with them, so that nothing measured depends on what comes last.
     """
     records = self.folder.records()
-    if not records:
-      raise ValueError(f"nothing was measured yet; {self.folder.path} holds no records")
     memory = {name: self._memory(proposer, records) for name, proposer in self.plan.methods.items()}
     gaps = self._gaps(records)
 

@@ -132,7 +132,7 @@ def _measure_batch(plan, batch, index, report):
       for name in names[shift:] + names[:shift]:
         result = _timed(plan, plan.methods[name], prompts, seeds)
         report()
-        made = [_record(plan, batch[i], batch[0].id, name, repeat, turn, prompts[k], result, k, len(rows))
+        made = [_record(plan, batch[i], batch, name, repeat, turn, prompts[k], result, k, len(rows))
                 for k, i in enumerate(rows)]
         replies.setdefault(name, [record["text"] for record in made])
         records.extend(made)
@@ -159,7 +159,7 @@ def _record(plan, request, batch, method, repeat, turn, prompt, result, row, row
   counters = jax.tree.map(lambda x: np.asarray(x)[row].tolist(), result.counters)
   return {
       "id": request.id, "category": request.category, "language": request.language, "method": method,
-      "repeat": repeat, "turn": turn, "batch": batch, "batch_size": rows, "temperature": settings.TEMPERATURE.value,
+      "repeat": repeat, "turn": turn, "batch": batch[0].id, "batch_size": len(batch), "temperature": settings.TEMPERATURE.value,
       "prompt": request.turns[turn], "prompt_tokens": len(prompt), "prompt_ids": list(prompt),
       "token_ids": ids,
       "pieces": plan.tokenizer.pieces(ids), "from_draft": result.drafted[row, :count].tolist(),

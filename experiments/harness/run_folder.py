@@ -29,8 +29,8 @@ class RunFolder:
     if used and not (overwrite or resume):
       raise ValueError(f"--outdir={path} is not empty; choose another, or add --resume to finish the run in it or "
                        "--overwrite to discard it")
-    if used and overwrite and not (self.path / "config.json").exists():
-      raise ValueError(f"--overwrite: {path} holds no config.json, so it is no run of specjax; remove it yourself")
+    if used and overwrite and self._read_config() is None:
+      raise ValueError(f"--overwrite: {path} holds no config.json of a specjax run, so it is no run; remove it yourself")
     if resume:
       self._check_same(config)
     self._discard = used and overwrite
@@ -68,11 +68,18 @@ class RunFolder:
       return []
     return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
 
-  def _check_same(self, config):
+  def _read_config(self):
+    """The run's `config.json`, or None: other programs, and models, have a file of that name too."""
     try:
-      old = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-      raise ValueError(f"--resume: {self.path} holds no readable config.json ({error}); nothing to resume") from error
+      found = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+      return None
+    return found if isinstance(found, dict) and {"target", "methods", "command"} <= set(found) else None
+
+  def _check_same(self, config):
+    old = self._read_config()
+    if old is None:
+      raise ValueError(f"--resume: {self.path} holds no readable config.json of a specjax run; nothing to resume")
     for name in sorted(set(old) | set(config)):
       if name not in _NOT_COMPARED and old.get(name) != config.get(name):
         raise ValueError(f"--resume: {name} was {old.get(name)!r} in {self.path} and is {config.get(name)!r} now; "

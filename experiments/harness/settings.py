@@ -11,7 +11,7 @@ TOP_K = flags.DEFINE_integer("top_k", 0, "Keep the k most probable tokens; 0 kee
 TOP_P = flags.DEFINE_float("top_p", 1.0, "Keep the most probable tokens that hold this share of the mass.")
 MIN_P = flags.DEFINE_float("min_p", 0.0, "Keep tokens at least this probable, relative to the most probable one.")
 MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 128, "Output tokens of a request, at most.", lower_bound=1)
-SEED = flags.DEFINE_integer("seed", 0, "Seed of all randomness.", lower_bound=0)
+SEED = flags.DEFINE_integer("seed", 0, "Seed of all randomness.", lower_bound=0, upper_bound=2**31 - 1)
 
 
 def sampling_params(seeds=None) -> specjax.SamplingParams:

@@ -4,7 +4,6 @@ import numpy as np
 REPEATING = 0.2  # a request repeats itself when at least this share of its output stands in repeated spans
 _LEAST_FOR_INTERVAL = 8
 _RESAMPLES = 2000
-_LONGEST_PERIOD = 64
 
 
 def percentiles(values) -> dict | None:
@@ -40,7 +39,7 @@ def repeated_tokens(tokens) -> int:
   """How many tokens stand inside a span that repeats three times or more in a row."""
   tokens = np.asarray(tokens)
   inside = np.zeros(len(tokens), bool)
-  for period in range(1, min(_LONGEST_PERIOD, len(tokens) // 3) + 1):
+  for period in range(1, len(tokens) // 3 + 1):
     same = np.concatenate([[False], tokens[period:] == tokens[:-period], [False]])
     edges = np.flatnonzero(np.diff(same.astype(int)))
     for begin, end in zip(edges[::2], edges[1::2]):  # tokens begin+period .. end+period equal those a period before

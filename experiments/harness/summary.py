@@ -30,9 +30,11 @@ def summarize(records: list[dict], baseline: str = "plain", *, costs=None, memor
   cells = {}
   for record in records:
     rows = record["batch_size"]  # the last batch of a category may be smaller: a cell of its own
-    for cell in (("all", "all"), (record["category"], "all"), (record["category"], record["language"])):
-      if cell[1] == "all" or len(languages[record["category"]]) > 1:
-        cells.setdefault((*cell, rows), []).append(record)
+    names = {("all", "all"): None, (record["category"], "all"): None}  # each cell once, even for a category "all"
+    if len(languages[record["category"]]) > 1:
+      names[record["category"], record["language"]] = None
+    for name in names:
+      cells.setdefault((*name, rows), []).append(record)
   groups = []
   for (category, language, _), members in cells.items():
     requests = {m: _by_request([r for r in members if r["method"] == m]) for m in methods}
@@ -161,7 +163,8 @@ def _predicted(requests, base, costs, base_costs):
   def seconds_a_token(arm, costs):
     records = [r for request in arm for r in request if r["repeat"] == 0]
     step = costs["draft_ms"] + _verify_ms(records, costs) + costs["commit_ms"]
-    spent = sum(r["time_to_first_token_ms"] / r["batch_size"] + r["decode_steps"] * step for r in records)
+    # Rows share their batch's time: what is not decoding is prefill and the first step.
+    spent = sum((r["seconds"] - r["decode_seconds"]) * 1e3 + r["decode_steps"] * step for r in records)
     return spent / sum(len(r["token_ids"]) for r in records)
 
   return seconds_a_token(base, base_costs) / seconds_a_token(requests, costs)

@@ -48,7 +48,8 @@ def lines(folder):
 
 def keys(repeats=2, methods=("plain", "ngram"), selected=("chat-1", "chat-2", "code-1", "code-2")):
   turns = {r["id"]: len(r.get("turns", [1])) for r in REQUESTS}
-  return {(i, turn, repeat, m) for i in selected for turn in range(turns[i]) for repeat in range(repeats) for m in methods}
+  return {(name, turn, repeat, method) for name in selected for turn in range(turns[name]) for repeat in range(repeats)
+          for method in methods}
 
 
 def load(folder, name):
@@ -98,8 +99,8 @@ def more(tmp_path_factory, env, arguments, main):
   copied("edited")
   config = load(base / "edited", "config.json")  # as if the file had been edited in its place
   (base / "edited" / "config.json").write_text(json.dumps(config | {"workload": str(edited)}))
-  # The longest text that fits: the target's context is 256, the template takes 19.
-  edge = write(base / "edge.jsonl", [REQUESTS[2] | {"prompt": "x" * 221}])
+  # The longest text that fits: the target's context is 256, the template takes 19 of it.
+  edge = write(base / "edge.jsonl", [REQUESTS[2] | {"prompt": "x" * 233}])
   stop = "raise KeyboardInterrupt"
   cases = {
       "sampled": (["--temperature=0.8", "--top_p=0.95", "--seed=3", "--nocosts", f"--workload={workload}"], ""),
@@ -108,7 +109,7 @@ def more(tmp_path_factory, env, arguments, main):
       "batch": (["--batch_size=2", "--nocosts", f"--workload={workload}"], ""),
       "one method": (["--methods=ngram", "--nocosts", "--limit=1", f"--workload={workload}"], ""),
       "raw": (["--methods=plain", "--raw", "--nocosts", "--languages=ko", f"--workload={workload}"], ""),
-      "edge": ([f"--workload={edge}"], PEAKS),
+      "edge": (["--max_new_tokens=4", f"--workload={edge}"], PEAKS),
       "cut": ([*arguments[3:], "--resume"], ""),
       "whole": ([*arguments[3:], "--costs", "--resume"], PEAKS),
       "other settings": ([*arguments[3:], "--resume", "--top_k=5"], ""),
@@ -181,7 +182,8 @@ def test_the_summary_is_that_of_the_records(main):
   summary = load(main[1], "summary.json")
   assert summary["schema"] == 1
   groups = {(g["method"], g["category"], g["language"]): g for g in summary["groups"]}
-  assert {key[1:] for key in groups} == {("all", "all"), ("chat", "all"), ("code", "all"), ("code", "en"), ("code", "ko")}
+  assert {key[1:] for key in groups} == {("all", "all"), ("chat", "all"), ("code", "all"), ("code", "en"),
+                                         ("code", "ko")}
   for (method, category, language), group in groups.items():
     assert not set(test_summary.SCHEMA) - set(group)
     mine = [r for (_, _, repeat, m), r in lines(main[1]).items() if m == method and not repeat
@@ -257,10 +259,10 @@ def test_temperature_and_seed_have_an_effect(main, more):
 
 def test_a_batch_gives_the_texts_of_its_rows_alone(main, more):
   records = lines(more["batch"][1])
-  # Requests of one category and language share a batch; the later turns of chat-1 are alone.
-  size = {key[:2]: r["batch_size"] for key, r in records.items()}
-  assert size["chat-1", 0] == size["chat-2", 0] == size["code-1", 0] == 2
-  assert size["chat-1", 1] == size["code-2", 0] == 1
+  rows = collections.defaultdict(set)
+  for (name, _, _, _), record in records.items():
+    rows[record["batch"]].add(name)
+  assert sorted(map(sorted, rows.values())) == [["chat-1", "chat-2"], ["code-1", "code-2"], ["left-out"]]
   alone = lines(main[1])
   for key, record in records.items():
     if key in alone:
@@ -278,7 +280,8 @@ def test_without_plain_there_is_nothing_to_compare(more):
 
 def test_raw_prompts(more):
   tokenizer = checkpoints.Tokenizer.from_folder(programs.ROOT / programs.TINY)
-  assert lines(more["raw"][1])["code-2", 0, 0, "plain"]["prompt_ids"] == tokenizer.encode("안녕", add_special_tokens=True)
+  record = lines(more["raw"][1])["code-2", 0, 0, "plain"]
+  assert record["prompt_ids"] == tokenizer.encode("안녕", add_special_tokens=True)
 
 
 def test_a_request_as_long_as_the_context_is_summarised(more):
@@ -286,7 +289,7 @@ def test_a_request_as_long_as_the_context_is_summarised(more):
   end, folder = more["edge"]
   assert end.code == 0, end.message
   (record,) = [r for key, r in lines(folder).items() if key[3] == "plain"]
-  assert record["prompt_tokens"] + 16 == 256
+  assert record["prompt_tokens"] + 4 == 256
   assert load(folder, "summary.json")["groups"]
 
 
@@ -332,10 +335,10 @@ def test_an_interrupt_at_any_time_is_one_message(more, name):
 
 def test_interrupt_and_resume(tmp_path, env):
   """SIGINT to a running benchmark: valid records, exit code 130, the way to go on; then --resume does only the rest."""
-  names = [f"r{i:02}" for i in range(40)]
+  names = [f"r{i:02}" for i in range(24)]
   write(tmp_path / "w.jsonl", [{"id": n, "category": "chat", "lang": "en", "prompt": f"hello {n}"} for n in names])
   folder = tmp_path / "run"
-  args = [*FLAGS, "--max_new_tokens=100", f"--workload={tmp_path / 'w.jsonl'}", "--repeats=3", "--nocosts",
+  args = [*FLAGS, "--max_new_tokens=100", f"--workload={tmp_path / 'w.jsonl'}", "--repeats=2", "--nocosts",
           f"--outdir={folder}"]
   records = folder / "requests.jsonl"
   with subprocess.Popen(programs.command("benchmark", *args), cwd=programs.ROOT, env=env, text=True,
@@ -348,8 +351,8 @@ def test_interrupt_and_resume(tmp_path, env):
   assert not out
   before = records.read_bytes()
   done = {key[0] for key in lines(folder)}
-  assert before.endswith(b"\n") and 0 < len(done) < 40
-  wanted = lambda ids: {(n, 0, repeat, m) for n in ids for repeat in range(3) for m in ("plain", "ngram")}
+  assert before.endswith(b"\n") and 0 < len(done) < 24
+  wanted = lambda ids: {(n, 0, repeat, m) for n in ids for repeat in range(2) for m in ("plain", "ngram")}
   assert set(lines(folder)) == wanted(done)
   summary = load(folder, "summary.json")  # of what there is, and it says so
   assert summary["partial"] is True
@@ -361,7 +364,34 @@ def test_interrupt_and_resume(tmp_path, env):
   assert set(lines(folder)) == wanted(names)
   summary = load(folder, "summary.json")
   assert not summary.get("partial")
-  assert {g["requests"] for g in summary["groups"]} == {40}
+  assert {g["requests"] for g in summary["groups"]} == {24}
+
+
+def make_job(tmp_path):
+  """A job of two requests in one batch, of which nothing is run."""
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS.mark_as_parsed()
+  requests = [workloads.Request(id=n, category="chat", language="en", turns=("hello",), source="x:1") for n in "ab"]
+  return job.Job(str(programs.ROOT / programs.TINY), {"plain": proposers.Plain()}, requests, batch_size=2, repeats=1,
+                 raw=False, outdir=str(tmp_path / "run"), overwrite=False, resume=False, config={"request_ids": []})
+
+
+def record(name):
+  """A record of one of them."""
+  return test_summary.record("plain", name, batch="a", batch_size=2, prompt_ids=[5] * 100)
+
+
+def test_a_second_interrupt_summarises_all_that_there_is(tmp_path):
+  """Of a resumed run the summary of the first interrupt stands in the folder: it must not stay."""
+  run = make_job(tmp_path)
+  run.interrupted()
+  assert not (tmp_path / "run" / "summary.json").exists()  # nothing was measured
+  for count, name in enumerate("ab", 1):
+    run.folder.append([record(name)])
+    run.interrupted()
+    summary = load(tmp_path / "run", "summary.json")
+    assert {g["requests"] for g in summary["groups"]} == {count}
+    assert summary["partial"] is True
 
 
 class _Seen(Exception):
@@ -370,12 +400,8 @@ class _Seen(Exception):
 
 def test_costs_are_those_of_the_batch(tmp_path, monkeypatch):
   """Step times of a batch of two are taken apart by parts that were timed with two rows, or not at all."""
-  if not flags.FLAGS.is_parsed():
-    flags.FLAGS.mark_as_parsed()
-  requests = [workloads.Request(id=n, category="chat", language="en", turns=("hello",), source="x:1") for n in "ab"]
-  run = job.Job(str(programs.ROOT / programs.TINY), {"plain": proposers.Plain()}, requests, batch_size=2, repeats=1,
-                raw=False, outdir=str(tmp_path / "run"), overwrite=False, resume=False, config={})
-  run.folder.append([test_summary.record("plain", n, batch_size=2, prompt_ids=[5] * 100) for n in "ab"])
+  run = make_job(tmp_path)
+  run.folder.append([record("a"), record("b")])
   rows = []
 
   def start(target, proposer, prompts, *args, **kwargs):

@@ -148,7 +148,8 @@ def folder(tmp_path_factory):
   write("no_field.jsonl", line(), '{"id": "b", "category": "chat", "prompt": "hi"}\n')
   write("empty.jsonl", line(), line("b", prompt=" "))
   write("long.jsonl", line(), line("b", prompt="hello " * 60))
-  write("turns.jsonl", line(), json.dumps({"id": "b", "category": "chat", "lang": "en", "turns": ["x" * 60] * 5}) + "\n")
+  turns = {"id": "b", "category": "chat", "lang": "en", "turns": ["x" * 60] * 5}
+  write("turns.jsonl", line(), json.dumps(turns) + "\n")
   (path / "thesis").mkdir()
   (path / "thesis" / "thesis.tex").write_text("years of work")
   for name in ("truncated", "foreign", "missing", "extra"):
@@ -171,7 +172,7 @@ def _contents(path):
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory, folder):
-  """By (kind, name), what a program left: all cases of this file are run by one process. Also what stood on the disk."""
+  """By (kind, name), how a program ended: one process runs all cases of this file. Also what stood on the disk."""
   def tiny(program, args, name):
     outdir = [f"--outdir={folder}/out/{name}", f"--workload={folder}/two.jsonl", "--nocosts"]
     given = [f"--target={programs.TINY}", "--max_new_tokens=16", *(outdir if program == "benchmark" else [])]

@@ -10,14 +10,14 @@ import programs
 
 FLAGS = [f"--target={programs.TINY}", "--draft_tokens=3", "--max_new_tokens=40"]
 PROMPT = "--prompt=ab ab ab ab ab"
-# Notes what the program asks of the library, and plays the text back in two pieces.
+# Notes what the program asks of the library, and ends.
 CAPTURE = """
 import json
-import numpy as np
 import specjax
 def stream(target, proposer, prompt, params, *, tokenizer, max_new_tokens, key):
   import jax
-  print(json.dumps([repr(proposer), list(map(int, prompt)), repr(params), max_new_tokens, jax.random.key_data(key).tolist()]))
+  key = jax.random.key_data(key).tolist()
+  print(json.dumps([repr(proposer), list(map(int, prompt)), repr(params), max_new_tokens, key]))
   sys.exit(0)
 specjax.stream = stream
 """
@@ -42,7 +42,7 @@ def ended(env):
       "plain": ([PROMPT, "--method=plain"], ""), "ngram": ([PROMPT], ""), "always": ([PROMPT, "--color=always"], ""),
       "never": ([PROMPT, "--color=never"], ""), "plain always": ([PROMPT, "--method=plain", "--color=always"], ""),
       "sampled plain": ([*sampled, "--method=plain"], ""), "sampled ngram": (sampled, ""),
-      "other seed": ([*sampled, "--seed=6"], ""), "one token": ([PROMPT, "--max_new_tokens=1"], ""),
+      "other seed": ([*sampled, "--seed=6", "--method=plain"], ""), "one token": ([PROMPT, "--max_new_tokens=1"], ""),
       "captured": ([PROMPT, "--system=Be brief.", "--temperature=0.5", "--top_k=4", "--top_p=0.5", "--min_p=0.25",
                     "--seed=9", "--max_new_tokens=17"], CAPTURE),
       "captured raw": ([PROMPT, "--raw"], CAPTURE), "interrupted": ([PROMPT], INTERRUPT),
@@ -52,8 +52,7 @@ def ended(env):
 
 
 def _numbers(end):
-  tokens, steps, accepted = map(int, re.search(r"(\d+) tokens in (\d+) steps, (\d+) of them accepted", end.err).groups())
-  return tokens, steps, accepted
+  return tuple(map(int, re.search(r"(\d+) tokens in (\d+) steps, (\d+) of them accepted", end.err).groups()))
 
 
 @pytest.mark.parametrize("name", ["plain", "ngram", "always", "never", "sampled plain", "sampled ngram", "one token"])
@@ -123,8 +122,9 @@ def test_a_real_start_streams(env, ended):
 
 def test_a_reader_that_goes_away_is_no_error(env):
   """`generate | head -c 1`: the reader has what it wants."""
-  with subprocess.Popen(programs.command("generate", *FLAGS, PROMPT, "--max_new_tokens=200"), cwd=programs.ROOT, env=env,
-                        stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+  arguments = [*FLAGS, PROMPT, "--max_new_tokens=200"]
+  with subprocess.Popen(programs.command("generate", *arguments), cwd=programs.ROOT, env=env, stdout=subprocess.PIPE,
+                        stderr=subprocess.PIPE) as process:
     process.stdout.read(1)
     process.stdout.close()
     err = process.stderr.read().decode()

@@ -35,7 +35,8 @@ def tokenizer():
 
 
 def request(name="a", *turns, category="chat", language="en", source="w.jsonl:1"):
-  return workloads.Request(id=name, category=category, language=language, turns=turns or ("hello there",), source=source)
+  turns = turns or ("hello there",)
+  return workloads.Request(id=name, category=category, language=language, turns=turns, source=source)
 
 
 def make_plan(tokenizer, requests, *, methods=None, batch_size=1, repeats=1, max_new_tokens=12, raw=False, **target):
@@ -70,7 +71,8 @@ class Driver:
     tokens[:, :2] = mine
     return drivers.GenerateResult(tokens=tokens, lengths=np.full(rows, 2), drafted=np.zeros_like(tokens, bool),
                                   finish_reasons=("length",) * rows, counters=counters,
-                                  timings=drivers.Timings(first_token=1.0 * len(self.calls), total=3.0 * len(self.calls),
+                                  timings=drivers.Timings(first_token=1.0 * len(self.calls),
+                                                          total=3.0 * len(self.calls),
                                                           first_tokens=np.ones(rows, np.int32)))
 
 
@@ -157,7 +159,11 @@ def test_a_batch_goes_on_with_the_rows_that_have_turns_left(monkeypatch, tokeniz
   driver = Driver(monkeypatch)
   records = [r for b in run(make_plan(tokenizer, [request("a"), request("b", "x", "y")], batch_size=2)) for r in b]
   assert [len(call["prompts"]) for call in driver.calls] == [2, 2, 1, 1]
-  assert {(r["id"], r["turn"], r["batch_size"]) for r in records} == {("a", 0, 2), ("b", 0, 2), ("b", 1, 1)}
+  # It stays one batch of two: its size names the cell in which a conversation is counted, all turns together.
+  assert {(r["id"], r["turn"], r["batch_size"], r["batch"]) for r in records} == {
+      ("a", 0, 2, "a"), ("b", 0, 2, "a"), ("b", 1, 2, "a")}
+  alone = [r for r in records if r["turn"] == 1]
+  assert all(r["seconds"] * 1e3 == pytest.approx(r["latency_ms"]) for r in alone)  # nobody shares its time
   assert driver.calls[2]["prompts"] == [tokenizer.chat([
       {"role": "user", "content": "x"},
       {"role": "assistant", "content": next(r["text"] for r in records if r["id"] == "b" and r["method"] == "plain")},

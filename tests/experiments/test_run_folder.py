@@ -5,7 +5,7 @@ import pytest
 
 from experiments.harness import run_folder
 
-CONFIG = {"target": "t", "temperature": 0.0, "methods": ["plain", "ngram"], "command": "c", "date": "d"}
+CONFIG = {"request_ids": ["a", "b"], "target": "t", "temperature": 0.0, "methods": ["plain", "ngram"], "command": "c", "date": "d"}
 
 
 def make(path, *, overwrite=False, resume=False, config=None):

@@ -8,19 +8,20 @@ from experiments import workloads
 from experiments.harness import summary as summary_lib
 
 SCHEMA = """method category language temperature batch_size requests prompt_tokens output_tokens steps drafted_tokens
-  accepted_tokens tokens_per_step acceptance_rate accepted_per_position conditional_per_position tokens_per_second speedup
-  speedup_interval time_to_first_token_ms time_per_output_token_ms latency_ms draft_ms verify_ms commit_ms other_ms
-  utilization plain_step_ms verify_cost_ratio predicted_speedup peak_memory_bytes identical_to_plain first_difference_gap
-  quality repeated_share""".split()
+  accepted_tokens tokens_per_step acceptance_rate accepted_per_position conditional_per_position tokens_per_second
+  speedup speedup_interval time_to_first_token_ms time_per_output_token_ms latency_ms draft_ms verify_ms commit_ms
+  other_ms utilization plain_step_ms verify_cost_ratio predicted_speedup peak_memory_bytes identical_to_plain
+  first_difference_gap quality repeated_share""".split()
 
 
 def record(method="ngram", name="a", *, tokens=8, steps=4, drafted=(4, 2), trials=None, accepted=(3, 1), seconds=0.2,
            widths=(1, 3), ids=None, **changes):
   """A record of `requests.jsonl`; what is drafted and accepted is given by position."""
+  ids = list(range(tokens)) if ids is None else ids
   if method == "plain":
     steps, drafted, accepted, widths = tokens, (), (), (tokens,)
   return {"id": name, "category": "chat", "language": "en", "method": method, "repeat": 0, "turn": 0, "batch": name,
-          "batch_size": 1, "temperature": 0.0, "prompt_tokens": 100, "token_ids": list(range(tokens)) if ids is None else ids,
+          "batch_size": 1, "temperature": 0.0, "prompt_tokens": 100, "token_ids": ids,
           "counters": {"steps": steps, "output_tokens": tokens, "drafted_tokens": sum(drafted),
                        "accepted_tokens": sum(accepted), "drafted_per_position": list(drafted),
                        "trials_per_position": list(drafted if trials is None else trials),
@@ -60,7 +61,8 @@ def test_every_group_has_every_field_of_the_schema():
 
 def test_cells():
   groups = summarize([*both("a"), *both("b", category="code"), *both("c", category="code", language="ko")])
-  assert {key[1:] for key in groups} == {("all", "all"), ("chat", "all"), ("code", "all"), ("code", "en"), ("code", "ko")}
+  assert {key[1:] for key in groups} == {("all", "all"), ("chat", "all"), ("code", "all"), ("code", "en"),
+                                         ("code", "ko")}
   requests = {key[1:]: group["requests"] for key, group in groups.items() if key[0] == "ngram"}
   assert requests == {("all", "all"): 3, ("chat", "all"): 1, ("code", "all"): 2, ("code", "en"): 1, ("code", "ko"): 1}
 
@@ -256,9 +258,9 @@ def test_the_latency_of_a_conversation_is_that_of_its_turns_together():
 def rows(names, tokens, steps, seconds, method="ngram", **changes):
   """The records of one call."""
   n = len(names)
-  return [record(method, name, tokens=t, steps=s, batch=names[0], batch_size=n, seconds=seconds / n,
-                 decode_seconds=seconds * 0.75 / n, decode_steps=(max(steps) - 1) / n, latency_ms=seconds * 1e3,
-                 time_to_first_token_ms=seconds * 250, **changes)
+  given = {"batch": names[0], "batch_size": n, "seconds": seconds / n, "decode_seconds": seconds * 0.75 / n,
+           "decode_steps": (max(steps) - 1) / n, "latency_ms": seconds * 1e3, "time_to_first_token_ms": seconds * 250}
+  return [record(method, name, tokens=t, steps=s, **(given | changes))
           for name, t, s in zip(names, tokens, steps, strict=True)]
 
 
@@ -288,12 +290,14 @@ def test_a_smaller_last_batch_is_a_cell_of_its_own():
 
 
 def test_a_conversation_in_a_batch_is_one_request_in_one_cell():
-  """Its later turns may run with fewer rows, since the other requests of its batch have no more turns."""
+  """Its later turns may run with fewer rows, since the others of its batch have no more turns, and still count there."""
   records = [r for method in ("plain", "ngram") for r in (
-      *rows("ab", (8, 8), (4, 4), 1.0, method), *rows("b", (8,), (4,), 1.0, method, turn=1))]
+      *rows("ab", (8, 8), (4, 4), 1.0, method), *rows("b", (8,), (4,), 1.0, method, turn=1, batch="a", batch_size=2))]
   found = summary_lib.summarize(records)["groups"]
-  assert sum(g["requests"] for g in found if (g["method"], g["category"]) == ("ngram", "all")) == 2
-  assert sum(g["identical_to_plain"][1] for g in found if (g["method"], g["category"]) == ("ngram", "all")) == 2
+  (group,) = [g for g in found if (g["method"], g["category"]) == ("ngram", "all")]
+  assert (group["requests"], group["identical_to_plain"], group["output_tokens"]) == (2, [2, 2], 24)
+  assert group["tokens_per_second"] == pytest.approx(24 / 2)
+  assert sorted(group["latency_ms"].values()) == pytest.approx([1500, 1950, 1990])  # one and two seconds
 
 
 def test_percentiles_are_over_requests():

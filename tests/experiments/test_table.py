@@ -8,8 +8,9 @@ COLUMNS = ("category", "method", "requests", "tokens", "tok/step", "accept", "to
 
 
 def _group(method="ngram", category="chat", language="all", **changes):
-  return {"method": method, "category": category, "language": language, "batch_size": 1, "requests": 12, "output_tokens": 1536,
-          "tokens_per_step": 1.504, "acceptance_rate": 0.288, "tokens_per_second": 61.26, "speedup": 1.487,
+  return {"method": method, "category": category, "language": language, "batch_size": 1, "requests": 12,
+          "output_tokens": 1536, "tokens_per_step": 1.504, "acceptance_rate": 0.288, "tokens_per_second": 61.26,
+          "speedup": 1.487,
           "speedup_interval": [1.301, 1.666], "speedup_without_repeats": 1.402, "repeated_share": 0.0549,
           "time_to_first_token_ms": {"p50": 201.4, "p95": 300.0, "p99": 310.0},
           "latency_ms": {"p50": 2000.6, "p95": 3000.0, "p99": 4000.2}, "identical_to_plain": [11, 12]} | changes
