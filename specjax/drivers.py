@@ -23,7 +23,7 @@ from specjax import sampling
 from specjax import stopping
 from specjax.verifiers import point
 
-CHUNKS = (16, 64, 256)  # prompt tokens of one prefill program
+CHUNKS = (16, 32, 64, 96, 128, 192, 256)  # prompt tokens of one prefill program
 _FIRST_BUCKET = 256     # slots; each further bucket is twice as large
 _NO_BOUND = np.int32(2**31 - 1)
 
@@ -181,7 +181,7 @@ def chunks(tokens: int) -> list[int]:
   while tokens > 0:
     above = next((size for size in CHUNKS if size >= tokens), CHUNKS[-1])
     below = max((size for size in CHUNKS if size <= tokens), default=above)
-    sizes.append(above if 2 * above <= 3 * tokens else below)
+    sizes.append(above if 3 * above <= 4 * tokens else below)
     tokens -= sizes[-1]
   return sizes
 
@@ -216,7 +216,7 @@ prefill = jax.jit(decode.prefill_chunk, donate_argnames="state")
 
 def compiled_programs() -> int:
   """How many programs the drivers hold compiled; unchanged over a call that compiled nothing."""
-  return sum(function._cache_size() for function in (advance, prefill, _fresh, _grow))  # pylint: disable=protected-access
+  return sum(function._cache_size() for function in (advance, prefill, _fresh, _grow))
 
 
 def bucket(needed: int, greatest: int) -> int:

@@ -30,7 +30,7 @@ class RunFolder:
       raise ValueError(f"--outdir={path} is not empty; choose another, or add --resume to finish the run in it or "
                        "--overwrite to discard it")
     if used and overwrite and self._read_config() is None:
-      raise ValueError(f"--overwrite: {path} holds no config.json of a specjax run, so it is no run; remove it yourself")
+      raise ValueError(f"--overwrite: {path} holds no config.json of specjax, so it is no run; remove it yourself")
     if resume:
       self._check_same(config)
     self._discard = used and overwrite

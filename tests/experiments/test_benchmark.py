@@ -106,7 +106,7 @@ def more(tmp_path_factory, env, arguments, main):
       "sampled": (["--temperature=0.8", "--top_p=0.95", "--seed=3", "--nocosts", f"--workload={workload}"], ""),
       "sampled again": (["--temperature=0.8", "--top_p=0.95", "--seed=4", "--nocosts", "--methods=plain",
                          f"--workload={workload}"], ""),
-      "batch": (["--batch_size=2", "--nocosts", f"--workload={workload}"], ""),
+      "batch": (["--batch_size=2", "--methods=ngram", "--nocosts", f"--workload={workload}"], ""),
       "one method": (["--methods=ngram", "--nocosts", "--limit=1", f"--workload={workload}"], ""),
       "raw": (["--methods=plain", "--raw", "--nocosts", "--languages=ko", f"--workload={workload}"], ""),
       "edge": (["--max_new_tokens=4", f"--workload={edge}"], PEAKS),
@@ -267,9 +267,11 @@ def test_a_batch_gives_the_texts_of_its_rows_alone(main, more):
   for key, record in records.items():
     if key in alone:
       assert record["token_ids"] == alone[key]["token_ids"]
-  for method in ("plain", "ngram"):
-    a, b = (records[name, 0, 0, method] for name in ("chat-1", "chat-2"))
-    assert a["latency_ms"] == b["latency_ms"] == pytest.approx(1e3 * (a["seconds"] + b["seconds"]))
+  a, b = (records[name, 0, 0, "ngram"] for name in ("chat-1", "chat-2"))
+  assert a["latency_ms"] == b["latency_ms"] == pytest.approx(1e3 * (a["seconds"] + b["seconds"]))
+  sizes = {(g["category"], g["batch_size"]): g["requests"] for g in load(more["batch"][1], "summary.json")["groups"]
+           if g["language"] == "all"}
+  assert sizes == {("all", 2): 4, ("all", 1): 1, ("chat", 2): 2, ("code", 2): 2, ("code", 1): 1}
 
 
 def test_without_plain_there_is_nothing_to_compare(more):

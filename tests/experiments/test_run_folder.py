@@ -5,7 +5,8 @@ import pytest
 
 from experiments.harness import run_folder
 
-CONFIG = {"request_ids": ["a", "b"], "target": "t", "temperature": 0.0, "methods": ["plain", "ngram"], "command": "c", "date": "d"}
+CONFIG = {"request_ids": ["a", "b"], "target": "t", "temperature": 0.0, "methods": ["plain", "ngram"], "command": "c",
+          "date": "d"}
 
 
 def make(path, *, overwrite=False, resume=False, config=None):
@@ -66,7 +67,7 @@ def test_overwrite_discards_a_run(tmp_path):
 def test_overwrite_does_not_touch_what_is_no_run(tmp_path):
   (tmp_path / "thesis.tex").write_text("years of work")
   before = files(tmp_path)
-  with pytest.raises(ValueError, match="--overwrite.*no run"):
+  with pytest.raises(ValueError, match="--overwrite.*remove it yourself"):
     make(tmp_path, overwrite=True)
   assert files(tmp_path) == before
 

@@ -290,7 +290,7 @@ def test_a_smaller_last_batch_is_a_cell_of_its_own():
 
 
 def test_a_conversation_in_a_batch_is_one_request_in_one_cell():
-  """Its later turns may run with fewer rows, since the others of its batch have no more turns, and still count there."""
+  """Its later turns may run with fewer rows, the others of its batch having no more, and still count there."""
   records = [r for method in ("plain", "ngram") for r in (
       *rows("ab", (8, 8), (4, 4), 1.0, method), *rows("b", (8,), (4,), 1.0, method, turn=1, batch="a", batch_size=2))]
   found = summary_lib.summarize(records)["groups"]
