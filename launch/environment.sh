@@ -9,7 +9,8 @@ VENV=${VENV:-.venv}
 # prepare EXTRAS: afterwards $VENV/bin/python runs specjax with these extras ("" for none).
 prepare() {
   local extras=$1 wanted stamp
-  command -v "$PYTHON" >/dev/null || { echo "error: $PYTHON was not found; set PYTHON to a Python 3.11 or newer" >&2; exit 2; }
+  command -v "$PYTHON" >/dev/null ||
+    { echo "error: $PYTHON was not found; set PYTHON to a Python 3.11 or newer" >&2; exit 2; }
   wanted=$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
   "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     { echo "error: $PYTHON is Python $wanted; specjax needs 3.11 or newer: set PYTHON=python3.11" >&2; exit 2; }

@@ -1,13 +1,14 @@
 """The package as a whole: its public names, and imports that go down its floors and never up."""
 import ast
 import pathlib
+import re
 
 import pytest
 
 import specjax
 
 ROOT = pathlib.Path(specjax.__file__).parent
-# DESIGN.md section 5: ground, models and verifiers, proposers, the step, its drivers. Names not listed are unbound.
+# Ground, models and verifiers, proposers, the step, its drivers. Names not listed are unbound.
 FLOORS = dict(theory=0, tree=0, sampling=0, keys=0, stopping=0, counters=0, cache=0, models=1, verifiers=1,
               checkpoints=1, proposers=2, decode=3, drivers=4, loading=4, testing=3)
 
@@ -42,3 +43,15 @@ def test_imports_go_down(path):
     assert parts[1] != "testing" or here == "testing", f"{path}: only tests and experiments may import testing"
     if here in FLOORS and parts[1] in FLOORS:
       assert FLOORS[parts[1]] <= FLOORS[here], f"{path} imports specjax.{parts[1]}, which stands above it"
+
+
+@pytest.mark.parametrize("page", ["README.md", "BUILD.md"])
+def test_links_and_names_in_the_pages_exist(page):
+  """A feature row links to the test that holds it: a link, or a named file, that is not there is a broken promise."""
+  root = pathlib.Path(__file__).parent.parent
+  text = (root / page).read_text(encoding="utf-8")
+  links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
+  named = re.findall(r"`((?:tests|specjax|experiments|launch)/[\w./]+)`", text)
+  assert links or named
+  for name in {*links, *named}:
+    assert (root / name.split("#")[0]).exists(), f"{page} names {name}"

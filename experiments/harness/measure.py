@@ -159,7 +159,8 @@ def _record(plan, request, batch, method, repeat, turn, prompt, result, row, row
   counters = jax.tree.map(lambda x: np.asarray(x)[row].tolist(), result.counters)
   return {
       "id": request.id, "category": request.category, "language": request.language, "method": method,
-      "repeat": repeat, "turn": turn, "batch": batch[0].id, "batch_size": len(batch), "temperature": settings.TEMPERATURE.value,
+      "repeat": repeat, "turn": turn, "batch": batch[0].id, "batch_size": len(batch),
+      "temperature": settings.TEMPERATURE.value,
       "prompt": request.turns[turn], "prompt_tokens": len(prompt), "prompt_ids": list(prompt),
       "token_ids": ids,
       "pieces": plan.tokenizer.pieces(ids), "from_draft": result.drafted[row, :count].tolist(),

@@ -122,7 +122,8 @@ def _latencies(requests):
 
 def _repeated(records):
   first = [r for r in records if r["repeat"] == 0]
-  return sum(statistics.repeated_tokens(r["token_ids"]) for r in first) / max(1, sum(len(r["token_ids"]) for r in first))
+  total = sum(len(r["token_ids"]) for r in first)
+  return sum(statistics.repeated_tokens(r["token_ids"]) for r in first) / max(1, total)
 
 
 def _step_ms(records):

@@ -96,7 +96,8 @@ def _request(members: Sequence[dict[str, Any]], methods: Sequence[str]) -> Reque
   excerpt = " ".join(prompt[:400].split())
   return Request(
       id=str(first.get("id")), category=str(first.get("category")), label=" · ".join(label), prompt=prompt,
-      excerpt=excerpt if len(excerpt) <= 90 else excerpt[:89] + "…", outputs=[_output(line, plain) for line in members])
+      excerpt=excerpt if len(excerpt) <= 90 else excerpt[:89] + "…",
+      outputs=[_output(line, plain) for line in members])
 
 
 def _output(line: dict[str, Any], plain: list[int] | None) -> Output:
