@@ -53,6 +53,7 @@ class Job:
     if resume:
       self.folder.rewrite(kept)
     self._todo = dataclasses.replace(self.plan, batches=left)
+    self._measured = not left
 
   def warm_up(self) -> None:
     """Compiles everything, with a bar."""
@@ -73,11 +74,12 @@ class Job:
     with tqdm(total=self._todo.runs, desc="measuring", unit="run", leave=False) as bar:
       for records in measure.measure(self._todo, lambda: bar.update(1)):
         self.folder.append(records)
+    self._measured = True
 
   def interrupted(self) -> None:
     """Summarises what there is, so that a report can be made of it."""
-    if self.folder.records() and not (self.folder.path / "summary.json").exists():
-      self.finish(costs=False, partial=True)
+    if self.folder.records():
+      self.finish(costs=False, partial=not self._measured)
 
   def finish(self, *, costs: bool, partial: bool = False) -> dict:
     """Summarises the records into `summary.json` and returns the summary.
