@@ -16,13 +16,14 @@ ROOT = pathlib.Path(__file__).parents[2]
 TINY = "tests/fixtures/tiny_llama"
 
 _SERVER = """
-import json, os, runpy, sys, tempfile, traceback
+import json, os, runpy, signal, sys, tempfile, traceback
 import experiments.harness.job, experiments.harness.speed, experiments.workloads
 found = []
 for argv, setup in json.load(sys.stdin):
   with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
     pid = os.fork()
     if not pid:
+      signal.alarm(120)
       os.dup2(out.fileno(), 1)
       os.dup2(err.fileno(), 2)
       code = 0
@@ -85,8 +86,9 @@ def run(program: str, *args, env: dict) -> Ended:
 def run_all(cases, *, env: dict) -> list[Ended]:
   """Runs cases of (program, arguments, Python code to execute before), in order."""
   given = [[[f"experiments.{program}", *map(str, args)], setup] for program, args, setup in cases]
-  done = subprocess.run([sys.executable, "-c", _SERVER], cwd=ROOT, env=env, input=json.dumps(given), check=False,
-                        capture_output=True, text=True, timeout=600)
+  # One thread: a process with several, such as those of OpenBLAS, should not fork.
+  done = subprocess.run([sys.executable, "-c", _SERVER], cwd=ROOT, env=env | {"OPENBLAS_NUM_THREADS": "1"}, check=False,
+                        input=json.dumps(given), capture_output=True, text=True, timeout=900)
   assert not done.returncode, done.stderr
   return [Ended(*found) for found in json.loads(done.stdout)]
 

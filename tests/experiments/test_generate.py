@@ -111,8 +111,9 @@ def test_an_interrupt_is_no_accident(ended):
 def test_a_real_start_streams(env, ended):
   """Text comes before the end of the process: its first byte is there while the rest is being made."""
   arguments = [*FLAGS, PROMPT, "--max_new_tokens=200"]
-  with subprocess.Popen(programs.command("generate", *arguments), cwd=programs.ROOT, env=env, stdout=subprocess.PIPE,
-                        stderr=subprocess.PIPE) as process:
+  # Unbuffered: `communicate` does not see what a buffer has taken from the pipe.
+  with subprocess.Popen(programs.command("generate", *arguments), cwd=programs.ROOT, env=env, bufsize=0,
+                        stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
     first = process.stdout.read(1)
     assert process.poll() is None
     rest, err = process.communicate(timeout=120)

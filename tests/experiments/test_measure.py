@@ -264,6 +264,7 @@ def test_real_runs(tokenizer):
         progress = []
         measure.warm_up(plan, lambda done, total: progress.append((done, total)))
         assert progress[0][0] == 0 and progress[-1] == (4, 4)
+        measure.warm_up(dataclasses.replace(plan, batches=[[requests[1]]]))
         before = drivers.compiled_programs()
       records = [r for batch in run(plan) for r in batch]
       alone = [r for batch in run(dataclasses.replace(plan, batches=[[requests[1]]])) for r in batch]
