@@ -28,8 +28,9 @@ _PROMPTS = pathlib.Path(__file__).parent / "workloads" / "prototype_prompts.json
 
 
 def main():
-  target, _ = specjax.load(settings.TARGET.value)
-  prompts = {name: entry["ids"] for name, entry in json.loads(_PROMPTS.read_text(encoding="utf-8")).items()}
+  target, tokenizer = specjax.load(settings.TARGET.value)
+  listed = json.loads(_PROMPTS.read_text(encoding="utf-8"))
+  prompts = {name: tokenizer.chat(entry["messages"]) for name, entry in listed.items()}
   chat, plain, ngram, results = prompts["chat"], proposers.Plain(), proposers.NGram(), {}
   timers = {"step, width 1": speed.step_timer(target, plain, chat, _STEPS.value)}
   timers |= {f"step, width {w}": speed.step_timer(target, speed.Filler(w - 1), chat, _STEPS.value) for w in (4, 8, 16)}
