@@ -21,6 +21,7 @@ class Counters:
   trials_per_position: jax.Array   # i32[B, D]; those of them that emitted a token there, drafted or new
   accepted_per_position: jax.Array  # i32[B, D]; those of them that emitted the draft
   steps_per_width: jax.Array       # i32[B, W]; steps verified at each width
+  strayed: jax.Array               # f32[B]; sum over steps of a lossy verifier's bound, see `ratios`
 
 
 def zero_counters(rows: int, depth: int, widths: int) -> Counters:
@@ -28,11 +29,12 @@ def zero_counters(rows: int, depth: int, widths: int) -> Counters:
   zeros = lambda *shape: jnp.zeros((rows, *shape), jnp.int32)
   return Counters(steps=zeros(), output_tokens=zeros(), drafted_tokens=zeros(), accepted_tokens=zeros(),
                   drafted_per_position=zeros(depth), trials_per_position=zeros(depth),
-                  accepted_per_position=zeros(depth), steps_per_width=zeros(widths))
+                  accepted_per_position=zeros(depth), steps_per_width=zeros(widths),
+                  strayed=jnp.zeros((rows,), jnp.float32))
 
 
 def count_step(counters: Counters, *, active: jax.Array, drafted: jax.Array, reach: jax.Array, accepted: jax.Array,
-               emitted: jax.Array, width_index: jax.Array) -> Counters:
+               emitted: jax.Array, strayed: jax.Array, width_index: jax.Array) -> Counters:
   """Adds one step.
 
   Args:
@@ -40,6 +42,7 @@ def count_step(counters: Counters, *, active: jax.Array, drafted: jax.Array, rea
     active: bool[B], rows that take part.
     drafted: i32[B], valid drafted nodes. reach: i32[B], depth of the deepest.
     accepted: i32[B], drafted tokens on the accepted path. emitted: i32[B], tokens that are let out after the cut.
+    strayed: f32[B], of the verdict.
     width_index: i32, which width the step was verified at.
   """
   accepted = jnp.minimum(accepted, emitted)
@@ -54,7 +57,8 @@ def count_step(counters: Counters, *, active: jax.Array, drafted: jax.Array, rea
       drafted_per_position=add(counters.drafted_per_position, position < reach[:, None]),
       trials_per_position=add(counters.trials_per_position, position < jnp.minimum(reach, emitted)[:, None]),
       accepted_per_position=add(counters.accepted_per_position, position < accepted[:, None]),
-      steps_per_width=add(counters.steps_per_width, width == width_index))
+      steps_per_width=add(counters.steps_per_width, width == width_index),
+      strayed=counters.strayed + jnp.where(active, strayed, 0))
 
 
 def ratios(totals: dict) -> dict:
@@ -65,8 +69,9 @@ def ratios(totals: dict) -> dict:
 
   Returns:
     tokens_per_step (output tokens over verify passes, the new token included), acceptance_rate (accepted over
-    drafted), accepted_per_position (over all steps that drafted) and conditional_per_position (over the steps whose
-    draft reached that position and whose earlier positions were all accepted).
+    drafted), accepted_per_position (over all steps that drafted), conditional_per_position (over the steps whose
+    draft reached that position and whose earlier positions were all accepted), and total_variation_bound (of a token's
+    law to the target's, the mean over output tokens: 0 for a lossless verifier; times its length it bounds a text's).
   """
   divide = lambda a, b: float(a) / float(b) if b else None
   accepted = np.asarray(totals["accepted_per_position"], np.int64)
@@ -77,4 +82,5 @@ def ratios(totals: dict) -> dict:
       "acceptance_rate": divide(totals["accepted_tokens"], totals["drafted_tokens"]),
       "accepted_per_position": [divide(a, drafting) for a in accepted] if drafting else None,
       "conditional_per_position": [divide(a, t) for a, t in zip(accepted, trials)] if drafting else None,
+      "total_variation_bound": divide(totals["strayed"], totals["output_tokens"]),
   }

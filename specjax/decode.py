@@ -13,8 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from specjax import cache as cache_lib
+from specjax import constraints
 from specjax import counters as counters_lib
 from specjax import keys as keys_lib
+from specjax import logprobs as logprobs_lib
+from specjax import processors
 from specjax import sampling
 from specjax import stopping
 from specjax import tree as tree_lib
@@ -39,6 +42,9 @@ class DecodeState:
   params: sampling.SamplingParams
   rules: stopping.StopRules
   counters: counters_lib.Counters
+  constraint: constraints.Constraint | None = None   # masks what may be emitted
+  constraint_state: constraints.State = None         # behind all known tokens, a row each
+  logprobs: logprobs_lib.Logprobs | None = None      # of the tokens in `tokens`, slot by slot; None: not asked for
 
   @property
   def active(self) -> jax.Array:
@@ -47,7 +53,7 @@ class DecodeState:
 
   def context(self) -> proposers.Context:
     """What a proposer sees."""
-    return proposers.Context(tokens=self.tokens, length=self.length, active=self.active,
+    return proposers.Context(tokens=self.tokens, length=self.length, start=self.start, active=self.active,
                              budget=self.limit - self.length, params=self.params, rules=self.rules)
 
 
@@ -61,6 +67,7 @@ class Outcome:
   reach: jax.Array               # i32[B]; depth of the deepest drafted node
   drafted: jax.Array             # i32[B]; drafted nodes that were verified
   width_index: jax.Array         # i32; which of the widths was used
+  logprobs: logprobs_lib.Logprobs | None  # of the token behind each of the path's nodes, if asked for
 
 
 def widths_for(max_nodes: int) -> tuple[int, ...]:
@@ -87,6 +94,9 @@ def verify(target, proposer, verifier, state: DecodeState, tree: tree_lib.TokenT
   Rows that have ended draft nothing. With several rows, drafts are verified only when at least half of the running
   rows have one, because in a batch the width costs every row.
   """
+  if tree.sampled is not None and tree.q is None:
+    raise ValueError(f"{type(proposer).__name__} marks drafts as sampled but gives no q, the law that they were drawn "
+                     "from; a proposer that chooses its drafts leaves `sampled` out")
   widths = widths_for(proposer.max_nodes)
   size = jnp.where(state.active, tree.size, 1)
   if size.shape[0] > 1:
@@ -96,9 +106,9 @@ def verify(target, proposer, verifier, state: DecodeState, tree: tree_lib.TokenT
   mode = state.params.mode()
   branches = [functools.partial(verify_at, target, verifier, proposer.max_depth, width) for width in widths]
   index = jnp.sum(jnp.max(size) > jnp.array(widths[:-1], jnp.int32)).astype(jnp.int32)
-  verdict, tokens, hidden, in_flight, reach = jax.lax.switch(index, branches, state, tree, mode)
+  verdict, tokens, hidden, in_flight, reach, logprobs = jax.lax.switch(index, branches, state, tree, mode)
   return Outcome(verdict=verdict, tokens=tokens, hidden=hidden, in_flight=in_flight, reach=reach, drafted=size - 1,
-                 width_index=index)
+                 width_index=index, logprobs=logprobs)
 
 
 def step(target, proposer, verifier, state: DecodeState) -> DecodeState:
@@ -118,8 +128,7 @@ def commit(target, proposer, state: DecodeState, outcome: Outcome) -> DecodeStat
   with jax.named_scope("commit"):
     active, accepted = state.active, outcome.verdict.accepted
     place = jnp.arange(outcome.tokens.shape[1], dtype=jnp.int32)[None]
-    following = jnp.pad(outcome.tokens[:, 1:], ((0, 0), (0, 1)))
-    emitted = jnp.where(place < accepted[:, None], following, outcome.verdict.token[:, None])
+    emitted = _emitted(outcome.tokens, outcome.verdict)
     count, reason = stopping.cut(emitted, jnp.where(active, accepted + 1, 0), _history(state),
                                  state.limit - state.length, state.rules)
     cache = state.cache.commit(outcome.in_flight, count)
@@ -129,15 +138,22 @@ def commit(target, proposer, state: DecodeState, outcome: Outcome) -> DecodeStat
     slots = state.tokens.shape[1]
     slot = jnp.where(place < count[:, None], state.length[:, None] + place, slots)
     row = jnp.arange(count.shape[0])[:, None]
+    write = lambda old, new: old.at[row, slot].set(new, mode="drop")
+    constraint_state = state.constraint_state
+    if state.constraint is not None:
+      constraint_state = constraints.advance_by(state.constraint, constraint_state, emitted, count)
     return state.replace(
-        tokens=state.tokens.at[row, slot].set(emitted, mode="drop"),
-        drafted=state.drafted.at[row, slot].set(place < accepted[:, None], mode="drop"),
+        tokens=write(state.tokens, emitted),
+        drafted=write(state.drafted, place < accepted[:, None]),
+        constraint_state=constraint_state,
+        logprobs=jax.tree.map(write, state.logprobs, outcome.logprobs),
         length=state.length + count,
         reason=jnp.where(active, reason, state.reason),
         cache=cache,
         proposer=proposer.observe(target, state.proposer, committed),
         counters=counters_lib.count_step(state.counters, active=active, drafted=outcome.drafted, reach=outcome.reach,
-                                         accepted=accepted, emitted=count, width_index=outcome.width_index))
+                                         accepted=accepted, emitted=count, strayed=outcome.verdict.strayed,
+                                         width_index=outcome.width_index))
 
 
 def prefill_chunk(target, proposer, state: DecodeState, mask: jax.Array) -> DecodeState:
@@ -166,19 +182,44 @@ def prefill_chunk(target, proposer, state: DecodeState, mask: jax.Array) -> Deco
 
 
 def verify_at(target, verifier, depth: int, width: int, state: DecodeState, tree: tree_lib.TokenTree, mode):
-  """What `verify` does in one width: verdict, path tokens, hidden, in-flight block and reach, as in `Outcome`."""
+  """What `verify` does in one width: verdict, path tokens, hidden, in-flight block, reach and logprobs, as in
+  `Outcome`."""
   tree = tree.narrow(width)
-  depth_here = min(depth, width - 1)
-  mask = tree_lib.ancestors(tree.parents, depth_here)
+  mask = tree_lib.ancestors(tree.parents, depth)
   node_depth = tree_lib.depths(mask)
-  positions = state.length[:, None] - 1 + node_depth
+  root = state.length - 1
+  positions = root[:, None] + node_depth
   out = target.forward(tree.tokens, positions, mask, state.cache)
-  uniforms = keys_lib.token_uniforms(state.keys, positions + 1)
-  verdict = verifier.draw(target.logits(out.hidden), tree, state.params, mode, uniforms, depth)
+  logits = target.logits(out.hidden)
+  adjusted = processors.adjust(logits, state.params, _prefixes(state, tree, mask))
+  draws = keys_lib.uniforms(verifier.purposes, state.keys, root, positions + 1, target.vocab_size)
+  verdict = verifier.draw(adjusted, tree, state.params, mode, draws, depth)
   tokens = jnp.take_along_axis(tree.tokens, verdict.path, axis=1)
   hidden = jnp.take_along_axis(out.hidden, verdict.path[:, :, None], axis=1)
   reach = jnp.max(jnp.where(tree.valid, node_depth, 0), axis=1)
-  return verdict, tokens, hidden, out.in_flight.take(verdict.path), reach
+  logprobs = None
+  if state.logprobs is not None:
+    on_path = lambda x: jnp.take_along_axis(x, verdict.path[:, :, None], axis=1)
+    logprobs = logprobs_lib.of_tokens(on_path(logits), on_path(adjusted), state.params, mode, _emitted(tokens, verdict),
+                                      state.logprobs.top_ids.shape[-1])
+  return verdict, tokens, hidden, out.in_flight.take(verdict.path), reach, logprobs
+
+
+def _prefixes(state, tree, mask):
+  """The text before each node, as the processors see it."""
+  allowed = None
+  if state.constraint is not None:
+    states = constraints.node_states(state.constraint, state.constraint_state, tree)
+    allowed = constraints.allowed_at(state.constraint, states)
+  return processors.Prefixes(tokens=state.tokens, length=state.length, start=state.start, eos=state.rules.eos,
+                             path_tokens=tree.tokens, mask=mask, allowed=allowed)
+
+
+def _emitted(tokens, verdict):
+  """The token behind each of the path's nodes, i32[B, D + 1]: the next node's, and the new one behind the last."""
+  place = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+  following = jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)))
+  return jnp.where(place < verdict.accepted[:, None], following, verdict.token[:, None])
 
 
 def _history(state):

@@ -1,90 +1,69 @@
-"""What a row asks of its tokens, and the one pipeline that turns logits into the law they are drawn from.
+"""The one pipeline that turns logits into the law that tokens are drawn from, and the draw.
 
-Order: temperature, top-k, top-p, min-p. Plain and speculative decoding call the same functions, so a filter can never
-hold for one and not for the other. Temperature 0 is a one-hot law at the greatest logit, the lowest id on ties.
-Filters keep every token that ties with the last one kept. Thresholds are found by bisection over the bit patterns of
-float32, which needs no sort of the vocabulary.
+Order: what `processors.adjust` does, then temperature, top-k, top-p, min-p. Plain and speculative decoding call the same
+functions, so a filter can never hold for one and not for the other. Temperature 0 is a one-hot law at the greatest
+logit, the lowest id on ties. Filters keep every token that ties with the last one kept. Their thresholds are read from
+a short sorted list of the greatest weights; where that list does not reach, they are found by bisection over the bit
+patterns of floats. Neither sorts the vocabulary.
+
+Everything is computed in float32, or in float64 from logits in float64.
 
 Letters: B batch rows, T nodes, V vocabulary.
 """
 import chex
-from flax import struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-GREEDY, TEMPERATURE, FILTERED = range(3)
-_BLOCK = 256  # vocabulary block of the two-level sum
+from specjax import processors
+from specjax import sampling_params
+
+# What a row asks for stands in a module of its own; its users find it here as well.
+SamplingParams = sampling_params.SamplingParams
+GREEDY, TEMPERATURE, FILTERED = sampling_params.GREEDY, sampling_params.TEMPERATURE, sampling_params.FILTERED
+
+_BLOCK = 256     # vocabulary block of the two-level sum and argmax
+_LISTED = 128    # greatest weights that are sorted: as many as most requests keep
+_LIST_BLOCK = 32  # vocabulary block of the two-level sort
 
 
-@struct.dataclass
-class SamplingParams:
-  """Sampling parameters, one value a row. Arrays, so that changing them never recompiles.
+def process(logits: jax.Array, params: SamplingParams, prefixes: processors.Prefixes | None = None) -> jax.Array:
+  """The law of the next token at every node, each row summing to 1.
 
-  Scalars are broadcast to the batch by `batch`.
+  Args:
+    logits: f[B, T, V], as the target gives them.
+    params: batched parameters.
+    prefixes: the text before each node. Without it the logits are taken as they are.
+
+  Returns:
+    f32[B, T, V], f64 for f64.
+
+  Raises:
+    ValueError: for parameters that change logits by their text or their row, when there are no prefixes.
   """
-  temperature: jax.Array | float = 0.0  # f32[B]; 0 is greedy
-  top_k: jax.Array | int = 0            # i32[B]; 0 keeps all
-  top_p: jax.Array | float = 1.0        # f32[B]; 1 keeps all
-  min_p: jax.Array | float = 0.0        # f32[B]; 0 keeps all; relative to the most probable token
-  seed: jax.Array | int | None = None   # i32[B]; None: the index of the request
-
-  def batch(self, rows: int) -> "SamplingParams":
-    """The same parameters as arrays of `rows` values, checked.
-
-    Raises:
-      ValueError: names the parameter, the row and the allowed range.
-    """
-    return SamplingParams(
-        temperature=_rows("temperature", self.temperature, rows, np.float32, lambda x: x >= 0, "0 (greedy) or more"),
-        top_k=_rows("top_k", self.top_k, rows, np.int32, lambda x: x >= 0, "0 (keep all) or more"),
-        top_p=_rows("top_p", self.top_p, rows, np.float32, lambda x: (x > 0) & (x <= 1), "in (0, 1]"),
-        min_p=_rows("min_p", self.min_p, rows, np.float32, lambda x: (x >= 0) & (x <= 1), "in [0, 1]"),
-        seed=_rows("seed", np.arange(rows) if self.seed is None else self.seed, rows, np.int32, lambda x: x >= 0,
-                   "0 or more"))
-
-  def mode(self) -> jax.Array:
-    """i32: GREEDY, TEMPERATURE or FILTERED, the least work that honours every row; for `draw`."""
-    sampled = jnp.any(self.temperature > 0)
-    filtered = jnp.any((self.temperature > 0) & ((self.top_k > 0) | (self.top_p < 1) | (self.min_p > 0)))
-    return jnp.where(filtered, FILTERED, jnp.where(sampled, TEMPERATURE, GREEDY)).astype(jnp.int32)
-
-
-def _rows(name, value, rows, dtype, allowed, wanted):
-  # The shape first, then what each value may be, named with the row that breaks it.
-  given = np.asarray(value)
-  if given.shape not in ((), (rows,)):
-    raise ValueError(f"{name} has shape {given.shape}; allowed are one value or one a row, ({rows},)")
-  if given.dtype.kind not in "iuf":
-    raise ValueError(f"{name}={value!r}: it must be a number, {wanted}")
-  given = np.broadcast_to(given, (rows,))
-  limits = np.iinfo(dtype) if np.issubdtype(dtype, np.integer) else np.finfo(dtype)
-  # Compared before the cast: beyond these limits it would wrap around or become infinite.
-  fits = np.isfinite(given.astype(np.float64)) & (given <= limits.max) & allowed(given)
-  if np.issubdtype(dtype, np.integer):
-    fits &= given == np.floor(given)
-    wanted = f"{wanted}, a whole number of at most {limits.max}"
-  if not fits.all():
-    row = int(np.argmin(fits))
-    raise ValueError(f"{name}={given[row].item()} in row {row}: it must be {wanted}")
-  return jnp.asarray(given.astype(dtype))
-
-
-def process(logits: jax.Array, params: SamplingParams) -> jax.Array:
-  """The law of the next token: f32[B, T, V], each row summing to 1, from `logits` f[B, T, V] and batched params."""
   chex.assert_rank(logits, 3)
-  logits = logits.astype(jnp.float32)
-  weights = _weights(logits, params, filtered=True)
-  law = weights / weights.sum(-1, keepdims=True)
-  one_hot = jax.nn.one_hot(argmax(logits), logits.shape[-1], dtype=jnp.float32)
-  return jnp.where((params.temperature == 0)[:, None, None], one_hot, law)
+  if prefixes is not None:
+    logits = processors.adjust(logits, params, prefixes)
+  elif params.adjusts:
+    raise ValueError("these parameters hold penalties, a bias, banned or allowed ids, or a minimum of new tokens, which "
+                     "need the text before each node; give prefixes, a processors.Prefixes")
+  return _law(logits, params, filtered=True)
+
+
+def law(logits: jax.Array, params: SamplingParams, mode: jax.Array) -> jax.Array:
+  """The law that `process` returns, with no more work than `mode` i32, of `params.mode()`, asks for: f[B, T, V].
+
+  The logits f[B, T, V] are adjusted already.
+  """
+  one_hot = lambda: jax.nn.one_hot(argmax(logits), logits.shape[-1], dtype=_dtype(logits))
+  return jax.lax.switch(mode, [one_hot, lambda: _law(logits, params, False), lambda: _law(logits, params, True)])
 
 
 def draw(logits: jax.Array, params: SamplingParams, uniforms: jax.Array, mode: jax.Array) -> jax.Array:
   """Draws a token at every node from the law that `process` returns, by inversion of its cumulative sum.
 
   Args:
-    logits: f[B, T, V].
+    logits: f[B, T, V], adjusted already.
     params: batched parameters.
     uniforms: f32[B, T], strictly inside (0, 1).
     mode: i32, of `params.mode()`: greedy batches compute no softmax, unfiltered ones look for no threshold.
@@ -93,13 +72,13 @@ def draw(logits: jax.Array, params: SamplingParams, uniforms: jax.Array, mode: j
     i32[B, T]; a drawn id always has positive probability.
   """
   chex.assert_shape(uniforms, logits.shape[:2])
-  greedy = argmax(logits)
 
   def sampled(filtered):
-    weights = _weights(logits.astype(jnp.float32), params, filtered)
-    return jnp.where((params.temperature == 0)[:, None], greedy, invert(weights, uniforms))
+    # Filled up before anything is computed from them, where that fuses: else `invert` copies its weights to do it.
+    drawn = invert(_weights(_filled(logits, -jnp.inf, _BLOCK), params, filtered), uniforms)
+    return jnp.where((params.temperature == 0)[:, None], _greedy(logits, params), drawn)
 
-  return jax.lax.switch(mode, [lambda: greedy, lambda: sampled(False), lambda: sampled(True)])
+  return jax.lax.switch(mode, [lambda: argmax(logits), lambda: sampled(False), lambda: sampled(True)])
 
 
 def argmax(logits: jax.Array) -> jax.Array:
@@ -108,7 +87,7 @@ def argmax(logits: jax.Array) -> jax.Array:
   Two levels: the greatest of every block, the first block that has the greatest, the first place in it. A maximum is
   vectorized; XLA's argmax, which carries an index along, takes ten times as long on a CPU.
   """
-  blocks = _blocks(logits, -jnp.inf)
+  blocks = _blocks(logits, -jnp.inf, _BLOCK)
   block = jnp.argmax(blocks.max(-1), -1)
   inside = jnp.take_along_axis(blocks, block[..., None, None], -2)[..., 0, :]
   return (block * _BLOCK + jnp.argmax(inside, -1)).astype(jnp.int32)
@@ -120,7 +99,7 @@ def invert(weights: jax.Array, uniforms: jax.Array) -> jax.Array:
   The sum is taken in two levels, blocks and then ids inside the block that is hit, which is several times faster than
   one cumulative sum over the vocabulary and rounds less. An id of weight 0 is never returned.
   """
-  blocks = _blocks(weights, 0)
+  blocks = _blocks(weights, 0, _BLOCK)
   sums = blocks.sum(-1)
   below = jnp.cumsum(sums, -1)
   goal = uniforms * below[..., -1]
@@ -131,11 +110,14 @@ def invert(weights: jax.Array, uniforms: jax.Array) -> jax.Array:
   return (block * _BLOCK + token).astype(jnp.int32)
 
 
-def _blocks(x, fill):
-  """f[..., V / block, block], the last block filled up."""
-  missing = -x.shape[-1] % _BLOCK
-  padded = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)], constant_values=fill)
-  return padded.reshape(*x.shape[:-1], -1, _BLOCK)
+def _blocks(x, fill, size):
+  """f[..., V / size, size], the last block filled up."""
+  return _filled(x, fill, size).reshape(*x.shape[:-1], -1, size)
+
+
+def _filled(x, fill, size):
+  """`x` f[..., V] filled up to a multiple of `size`."""
+  return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % size)], constant_values=fill)
 
 
 def _first(passed, possible):
@@ -145,42 +127,103 @@ def _first(passed, possible):
   return jnp.where(hit.any(-1), jnp.argmax(hit, -1), last)
 
 
+def _dtype(logits):
+  return jnp.promote_types(logits.dtype, jnp.float32)
+
+
+def _greedy(logits, params):
+  """The argmax i32[B, T], if a row is greedy; zeros, which nobody reads, if none is."""
+  none = lambda: jnp.zeros(logits.shape[:2], jnp.int32)
+  return jax.lax.cond(jnp.any(params.temperature == 0), lambda: argmax(logits), none)
+
+
+def _law(logits, params, filtered):
+  weights = _weights(logits, params, filtered)
+  one_hot = _greedy(logits, params)[..., None] == jnp.arange(logits.shape[-1])
+  greedy = (params.temperature == 0)[:, None, None]
+  return jnp.where(greedy, one_hot.astype(weights.dtype), weights / weights.sum(-1, keepdims=True))
+
+
 def _weights(logits, params, filtered):
-  """Unnormalised law f32[B, T, V] with greatest entry 1. Rows at temperature 0 are computed at 1 and not used."""
-  per_row = lambda x: x[:, None, None]
+  """Unnormalised law f[B, T, V] with greatest entry 1. Rows at temperature 0 are computed at 1 and not used."""
+  dtype = _dtype(logits)
+  logits = logits.astype(dtype)
+  per_row = lambda x: x.astype(dtype)[:, None, None]
   temperature = per_row(jnp.where(params.temperature > 0, params.temperature, 1.0))
   # The difference is taken before the division: with a tiny temperature the quotient of a large logit overflows.
   weights = jnp.exp((logits - logits.max(-1, keepdims=True)) / temperature)
   if not filtered:
     return weights
-  vocabulary = logits.shape[-1]
-  keep = jnp.where(params.top_k > 0, jnp.minimum(params.top_k, vocabulary), vocabulary)
-  count = lambda t: (weights >= t).sum(-1, keepdims=True)
-  kept_k = _greatest_threshold(weights, jnp.any(keep < vocabulary), lambda t: count(t) >= per_row(keep))
-  weights = jnp.where(weights >= kept_k, weights, 0.0)
-  # With top_p = 1 rounding of the sum must not drop the tail, so such rows ask for nothing.
-  share = jnp.where(params.top_p < 1, params.top_p, 2.0)
-  goal = per_row(share) * weights.sum(-1, keepdims=True)
-  mass = lambda t: jnp.where(weights >= t, weights, 0.0).sum(-1, keepdims=True)
-  kept_p = _greatest_threshold(weights, jnp.any(params.top_p < 1), lambda t: mass(t) >= goal)
-  return jnp.where((weights >= kept_p) & (weights >= per_row(params.min_p)), weights, 0.0)
+  # Greedy rows ask for nothing: their neighbours must not pay for filters that are not used.
+  sampled = params.temperature > 0
+  keep = jnp.where(sampled & (params.top_k > 0) & (params.top_k < logits.shape[-1]), params.top_k, 0)
+  share = jnp.where(sampled & (params.top_p < 1), params.top_p, 0.0)
+  searched = jnp.any((keep > 0) | (share > 0))
+  none = lambda: jnp.zeros((*weights.shape[:2], 1), dtype)
+  kept = jax.lax.cond(searched, lambda: _last_kept(weights, keep, per_row(share)), none)
+  return jnp.where((weights >= kept) & (weights >= per_row(params.min_p)), weights, 0)
 
 
-def _greatest_threshold(weights, wanted, enough):
-  """The greatest t in [0, 1] for which `enough(t)` holds, 0 if none does or it is not wanted: f32[B, T, 1].
+def _last_kept(weights, keep, share):
+  """The least weight that both top-k and top-p keep: f[B, T, 1].
 
-  Non-negative floats are ordered as their bit patterns are, so the bisection walks over those: 30 halvings find the
-  exact value of the last weight kept.
+  Args:
+    weights: f[B, T, V].
+    keep: i32[B], for top-k; 0 keeps all.
+    share: f[B, 1, 1], for top-p, of the mass that top-k leaves; 0 keeps all. (With top_p = 1 rounding of the sum must
+      not drop the tail.)
   """
-  shape = (*weights.shape[:2], 1)
-  low = jnp.zeros(shape, jnp.int32)
-  high = jnp.full(shape, np.float32(1.0).view(np.int32) + 1, jnp.int32)  # never enough is asked of it
+  listed = _greatest(weights, min(_LISTED, weights.shape[-1]))
+  last = listed.shape[-1]
+  rank = jnp.broadcast_to(jnp.clip(keep - 1, 0, last - 1)[:, None, None], (*weights.shape[:2], 1))
+  count = lambda t: (weights >= t).sum(-1, keepdims=True)
+  keep = keep[:, None, None]
+  kept_k = _threshold(weights, jnp.take_along_axis(listed, rank, -1), (keep > 0) & (keep > last),
+                      lambda t: count(t) >= keep)
+  kept_k = jnp.where(keep > 0, kept_k, 0)
+
+  mass = lambda t: jnp.where(weights >= jnp.maximum(t, kept_k), weights, 0).sum(-1, keepdims=True)
+  goal = share * mass(0)
+  reached = jnp.cumsum(jnp.where(listed >= kept_k, listed, 0), -1) >= goal
+  in_list = jnp.take_along_axis(listed, jnp.argmax(reached, -1)[..., None], -1)
+  beyond = (share > 0) & ~reached.any(-1, keepdims=True)
+  kept_p = _threshold(weights, in_list, beyond, lambda t: mass(t) >= goal)
+  return jnp.maximum(kept_k, jnp.where(share > 0, kept_p, 0))
+
+
+def _greatest(weights, count):
+  """The `count` greatest weights, in descending order: f[B, T, count] from non-negative f[B, T, V].
+
+  They lie in the `count` blocks with the greatest maxima, so only these are sorted.
+  """
+  blocks = _blocks(weights, 0, _LIST_BLOCK)
+  if blocks.shape[-2] <= count:
+    return jax.lax.top_k(weights, count)[0]
+  _, best = jax.lax.top_k(blocks.max(-1), count)
+  inside = jnp.take_along_axis(blocks, best[..., None], -2)
+  return jax.lax.top_k(inside.reshape(*weights.shape[:2], -1), count)[0]
+
+
+def _threshold(weights, listed, beyond, enough):
+  """`listed` f[B, T, 1], but where it lies `beyond` bool[B or 1, T or 1, 1] the list, the greatest t in [0, 1] for which
+  `enough(t)` holds, 0 if none does. Each row's value depends on that row only, whoever needs the search.
+
+  Non-negative floats are ordered as their bit patterns are, so the bisection walks over those: 30 halvings (62 in
+  float64) find the exact value of the last weight kept.
+  """
+  bits = jnp.dtype(f"int{jnp.finfo(weights.dtype).bits}")
+  one = np.ones((), weights.dtype).view(bits)
 
   def halve(_, bounds):
     low, high = bounds
     middle = low + (high - low) // 2
-    holds = enough(jax.lax.bitcast_convert_type(middle, jnp.float32))
+    holds = enough(jax.lax.bitcast_convert_type(middle, weights.dtype))
     return jnp.where(holds, middle, low), jnp.where(holds, high, middle)
 
-  low = jax.lax.cond(wanted, lambda: jax.lax.fori_loop(0, 31, halve, (low, high))[0], lambda: low)
-  return jax.lax.bitcast_convert_type(low, jnp.float32)
+  def search():
+    low = jnp.zeros(listed.shape, bits)
+    high = jnp.full(listed.shape, one + 1, bits)  # never enough is asked of it
+    low, _ = jax.lax.fori_loop(0, jnp.finfo(weights.dtype).bits - 2, halve, (low, high))
+    return jnp.where(beyond, jax.lax.bitcast_convert_type(low, weights.dtype), listed)
+
+  return jax.lax.cond(jnp.any(beyond), search, lambda: listed)

@@ -12,10 +12,11 @@ ROWS, DEPTH, WIDTHS = 5, 3, 3
 count_step = jax.jit(counters_lib.count_step)
 
 
-def step(counters, *, active, drafted, reach, accepted, emitted, width_index=1):
+def step(counters, *, active, drafted, reach, accepted, emitted, strayed=0.0, width_index=1):
   arrays = dict(drafted=drafted, reach=reach, accepted=accepted, emitted=emitted)
-  return count_step(counters, active=jnp.asarray(active, bool), width_index=jnp.int32(width_index),
-                    **{name: jnp.asarray(x, jnp.int32) for name, x in arrays.items()})
+  strayed = jnp.broadcast_to(jnp.asarray(strayed, jnp.float32), (len(active),))
+  return count_step(counters, active=jnp.asarray(active, bool), strayed=strayed,
+                    width_index=jnp.int32(width_index), **{name: jnp.asarray(x, jnp.int32) for name, x in arrays.items()})
 
 
 def totals(counters):
@@ -35,7 +36,7 @@ def test_one_step_by_hand():
   assert out.trials_per_position.tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 0], [0, 0, 0], [0, 0, 0]]
   assert out.accepted_per_position.tolist() == [[1, 1, 1], [0, 0, 0], [1, 1, 0], [0, 0, 0], [0, 0, 0]]
   assert out.steps_per_width.tolist() == [[0, 1, 0]] * 4 + [[0, 0, 0]]
-  assert all(x.dtype == jnp.int32 for x in jax.tree.leaves(out))
+  assert all(x.dtype == jnp.int32 for x in jax.tree.leaves(out.replace(strayed=())))
 
 
 def test_invariants_over_random_steps():
@@ -69,9 +70,9 @@ def test_invariants_over_random_steps():
 def test_ratios_by_hand():
   ratios = counters_lib.ratios(dict(
       steps=10, output_tokens=22, drafted_tokens=24, accepted_tokens=12, drafted_per_position=[8, 8, 8],
-      trials_per_position=[8, 6, 4], accepted_per_position=[6, 4, 2], steps_per_width=[2, 8, 0]))
+      trials_per_position=[8, 6, 4], accepted_per_position=[6, 4, 2], steps_per_width=[2, 8, 0], strayed=1.1))
   assert ratios == {"tokens_per_step": 2.2, "acceptance_rate": 0.5, "accepted_per_position": [0.75, 0.5, 0.25],
-                    "conditional_per_position": [0.75, 4 / 6, 0.5]}
+                    "conditional_per_position": [0.75, 4 / 6, 0.5], "total_variation_bound": 0.05}
 
 
 def test_ratios_are_pooled_and_not_averaged():
@@ -91,7 +92,7 @@ def test_a_ratio_without_a_denominator_is_null():
                emitted=[1, 1], width_index=0)
   ratios = counters_lib.ratios(totals(plain))
   assert ratios == {"tokens_per_step": 1.0, "acceptance_rate": None, "accepted_per_position": None,
-                    "conditional_per_position": None}
+                    "conditional_per_position": None, "total_variation_bound": 0.0}
   assert json.loads(json.dumps(ratios, allow_nan=False)) == ratios
   nothing = counters_lib.ratios(totals(counters_lib.zero_counters(2, DEPTH, WIDTHS)))
   assert set(nothing.values()) == {None}
@@ -116,3 +117,12 @@ def test_drafts_behind_a_cut_are_no_trials(emitted, trials):
              emitted=[emitted])
   assert out.trials_per_position.tolist() == [trials]
   assert out.accepted_tokens.tolist() == [min(3, emitted)]
+
+
+def test_what_a_lossy_rule_strays_is_summed_over_running_rows():
+  counters = counters_lib.zero_counters(2, DEPTH, WIDTHS)
+  for running in ([1, 1], [1, 0]):
+    counters = step(counters, active=running, drafted=[3, 3], reach=[3, 3], accepted=[1, 1], emitted=[2, 2],
+                    strayed=[0.25, 0.5])
+  assert counters.strayed.tolist() == [0.5, 0.5]
+  assert counters_lib.ratios(totals(counters))["total_variation_bound"] == 1.0 / 6

@@ -158,6 +158,118 @@ def test_argmax_takes_the_lowest_id_on_ties(size):
     np.testing.assert_array_equal(best, logits.argmax(-1))
 
 
+# --- thresholds from a short list, and where it does not reach -------------------------------------------------------
+
+def last_kept(weights, top_k, top_p):
+  """The least weight kept, by sorting, for weights whose sums are exact in any order."""
+  order = np.sort(weights.astype(np.float64))[::-1]
+  kept_k = order[top_k - 1] if 0 < top_k < len(order) else 0.0
+  if top_p == 1:
+    return kept_k
+  order = order[order >= kept_k]
+  return order[np.argmax(np.cumsum(order) >= np.float64(np.float32(top_p)) * order.sum())]
+
+
+LONG = 1500
+FILTERS = [(50, 1.0), (0, 0.75), (50, 0.75), (300, 1.0), (300, 0.5), (LONG + 5, 1.0), (LONG - 1, 0.875), (1, 1.0),
+           (0, 1e-9), (128, 1.0), (129, 1.0), (0, 0.9999), (129, 0.9999), (3, 0.5)]
+
+
+@pytest.mark.parametrize("listed", [128, 5])
+def test_the_list_and_the_bisection_find_what_a_sort_finds(listed, monkeypatch):
+  """Whatever part of the thresholds the list gives: none, some or all of them."""
+  rng = np.random.default_rng(20)
+  shape = (len(FILTERS), 2, LONG)
+  kinds = {"peaked": 2.0 ** -rng.integers(0, 11, shape) * (rng.uniform(size=shape) < 0.02),
+           "flat": rng.integers(900, 1000, shape) / 1024, "equal": np.ones(shape),
+           "ties": rng.integers(0, 5, shape) / 4,  # about 300 with each value
+           "two values": np.where(rng.uniform(size=shape) < 0.1, 1.0, 2.0 ** -10)}
+  monkeypatch.setattr(sampling, "_LISTED", listed)
+  top_k, top_p = (np.array(x) for x in zip(*FILTERS))
+  keep = jnp.asarray(np.where(top_k < LONG, top_k, 0), jnp.int32)
+  share = jnp.asarray(np.where(top_p < 1, top_p, 0), jnp.float32)[:, None, None]
+  find = jax.jit(lambda *args: sampling._last_kept(*args))
+  for kind, weights in kinds.items():
+    weights = weights.astype(np.float32)
+    weights[..., 700] = 1
+    kept = np.asarray(find(jnp.asarray(weights), keep, share))
+    for row, asked in enumerate(FILTERS):
+      for node in range(2):
+        wanted = weights[row, node] >= last_kept(weights[row, node], *asked)
+        np.testing.assert_array_equal(weights[row, node] >= kept[row, node], wanted, err_msg=f"{kind} {asked}")
+
+
+@pytest.mark.parametrize("size", [1, 128, 4097, 5000])
+def test_the_list_holds_the_greatest(size):
+  rng = np.random.default_rng(size)
+  weights = rng.uniform(0, 1, (2, 3, size)).astype(np.float32)
+  weights[0] = np.round(weights[0] * 8) / 8
+  weights[1, 0] = np.sort(weights[1, 0])  # all in the last blocks, the last one not full
+  weights[1, 1, 5:] = 0
+  count = min(128, size)
+  listed = np.asarray(jax.jit(sampling._greatest, static_argnums=1)(jnp.asarray(weights), count))
+  np.testing.assert_array_equal(listed, np.sort(weights)[..., ::-1][..., :count])
+
+
+def test_a_neighbour_that_needs_the_bisection_changes_no_row():
+  rng = np.random.default_rng(21)
+  logits = rng.normal(0, 1, (3, 2, 6000)).astype(np.float32)
+  logits[0] *= 8
+  params = SamplingParams(temperature=[0.8, 1.0, 1.0], top_k=[50, 0, 500], top_p=[0.9, 0.97, 0.9]).batch(3)
+  law = np.asarray(process(jnp.asarray(logits), params))
+  assert ((law > 0).sum(-1) > 128).any(-1).tolist() == [False, True, True]
+  peaked = jnp.asarray(np.broadcast_to(logits[:1], logits.shape))
+  same = jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), params)
+  np.testing.assert_array_equal(law[0], np.asarray(process(peaked, same))[0])
+
+
+def test_law_is_process_in_every_mode_that_honours_the_rows():
+  logits = jnp.asarray(np.random.default_rng(22).normal(0, 2, (3, NODES, 600)), jnp.float32)
+  law = jax.jit(sampling.law)
+  for asked in (dict(), dict(temperature=[0, 1, 0.5], top_k=[3, 0, 3], top_p=0.9)):
+    params = SamplingParams(**asked).batch(3)
+    for mode in range(int(params.mode()), 3):
+      np.testing.assert_allclose(law(logits, params, jnp.int32(mode)), process(logits, params), atol=1e-7)
+
+
+def test_float64_is_computed_in_float64():
+  """Laws that differ by less than float32 can tell, thresholds between such weights, and the draw."""
+  rng = np.random.default_rng(23)
+  mixes = MIXES[1::7]
+  logits = rng.normal(0, 2, (len(mixes), NODES, VOCAB))
+  logits[:, 0] = 1e-9 * rng.permutation(VOCAB)
+  temperature, top_k, top_p, min_p = map(list, zip(*mixes))
+  with jax.enable_x64(True):
+    params = SamplingParams(temperature, top_k, top_p, min_p).batch(len(mixes))
+    law = np.asarray(process(jnp.asarray(logits), params))
+    assert law.dtype == np.float64
+    assert jax.eval_shape(sampling.law, jnp.asarray(logits), params, jnp.int32(2)).dtype == np.float64
+    drawn = np.asarray(draw(jnp.asarray(logits), params, jnp.full(logits.shape[:2], 0.3), jnp.int32(2)))
+    kept = sampling._threshold(jnp.asarray([[[1.0, 0.5 + 1e-15, 0.5]]]), jnp.zeros((1, 1, 1)),
+                               jnp.ones((1, 1, 1), bool), lambda t: t <= 0.5 + 1e-15)
+    assert kept.item() == 0.5 + 1e-15
+  for row, asked in enumerate(mixes):
+    for node in range(NODES):
+      wanted = reference(logits[row, node], *asked)
+      if 0 < asked[3] and asked[0] > 0:  # min_p is a float32
+        wanted = reference(logits[row, node], *asked[:3], np.float64(np.float32(asked[3])))
+      np.testing.assert_allclose(law[row, node], wanted, atol=1e-14, err_msg=f"{asked}")
+      np.testing.assert_array_equal(law[row, node] > 0, wanted > 0, err_msg=f"{asked}")
+      below = np.cumsum(wanted)
+      assert drawn[row, node] == np.argmax(below > 0.3)
+
+
+def test_a_draw_keeps_two_arrays_beside_the_logits():
+  """Widest vocabularies have sizes that no block divides; copies that fill them up would cost as much as the draw."""
+  shape = (1, 8, 151936)
+  logits = jax.ShapeDtypeStruct(shape, jnp.float32)
+  params = SamplingParams(0.8, 50, 0.9).batch(1)
+  for function, *args in ((sampling.draw, params, jnp.zeros(shape[:2])), (sampling.law, params)):
+    memory = jax.jit(function).lower(logits, *args, jnp.int32(2)).compile().memory_analysis()
+    if memory is not None:
+      assert memory.temp_size_in_bytes < 2.2 * 4 * np.prod(shape), function
+
+
 # --- the draw -------------------------------------------------------------------------------------------------------
 
 POINTS = 4096
@@ -196,17 +308,6 @@ def test_the_work_asked_for_by_a_neighbour_changes_no_draw():
   assert (a[2] != b[2]).any()
   greedy = SamplingParams(temperature=0.0).batch(3)
   np.testing.assert_array_equal(a[0], np.asarray(draw(logits, greedy, uniforms, greedy.mode()))[0])
-
-
-def test_mode_is_the_least_work():
-  mode = lambda **kwargs: int(SamplingParams(**kwargs).batch(2).mode())
-  assert mode() == sampling.GREEDY
-  assert mode(top_k=3, top_p=0.5, min_p=0.1) == sampling.GREEDY  # filters of greedy rows change nothing
-  assert mode(temperature=[0, 0.5]) == sampling.TEMPERATURE
-  assert mode(temperature=[0, 0.5], top_k=[4, 0]) == sampling.TEMPERATURE
-  assert mode(temperature=[0, 0.5], top_k=[0, 4]) == sampling.FILTERED
-  assert mode(temperature=1.0, top_p=0.9) == sampling.FILTERED
-  assert mode(temperature=1.0, min_p=0.1) == sampling.FILTERED
 
 
 @pytest.mark.parametrize("size", [1, 5, 255, 256, 257, 600])
@@ -267,35 +368,3 @@ def test_invert_ignores_the_scale_of_the_weights():
   run = lambda scale: np.asarray(invert(jnp.asarray(weights * np.float32(scale)), jnp.asarray(GRID)))
   a, b = run(1), run(64)
   np.testing.assert_array_equal(a, b)
-
-
-# --- the parameters -------------------------------------------------------------------------------------------------
-
-def test_batch_spreads_scalars_and_numbers_the_requests():
-  params = SamplingParams(temperature=0.5, top_k=[1, 2, 3]).batch(3)
-  assert params.temperature.tolist() == [0.5] * 3 and params.top_k.tolist() == [1, 2, 3]
-  assert params.top_p.tolist() == [1] * 3 and params.min_p.tolist() == [0] * 3 and params.seed.tolist() == [0, 1, 2]
-  assert [x.dtype for x in jax.tree.leaves(params)] == [jnp.float32, jnp.int32, jnp.float32, jnp.float32, jnp.int32]
-  assert SamplingParams(seed=7).batch(2).seed.tolist() == [7, 7]
-
-
-@pytest.mark.parametrize("name,value,message", [
-    ("temperature", [1.0, -0.1], r"temperature=-0\.1.* in row 1: it must be 0 \(greedy\) or more"),
-    ("temperature", [float("nan"), 1], r"temperature=nan in row 0"),
-    ("temperature", float("inf"), r"temperature=inf in row 0"),
-    ("top_k", [3, -1], r"top_k=-1 in row 1: it must be 0 \(keep all\) or more"),
-    ("top_k", [1, 2.5], r"top_k=.*2\.5.*whole number"),
-    ("top_p", [0.5, 0.0], r"top_p=0\.0 in row 1: it must be in \(0, 1\]"),
-    ("top_p", 1.5, r"top_p=1\.5 in row 0"),
-    ("top_p", [float("nan"), 1], r"top_p=nan in row 0"),
-    ("min_p", [0.0, 1.01], r"min_p=1\.01 in row 1: it must be in \[0, 1\]"),
-    ("min_p", -0.5, r"min_p=-0\.5 in row 0"),
-    ("seed", [0, -3], r"seed=-3 in row 1: it must be 0 or more"),
-    ("temperature", [1.0, 1.0, 1.0], r"temperature has shape \(3,\); allowed are one value or one a row, \(2,\)"),
-    ("seed", [[1, 2]], r"seed has shape \(1, 2\)"),
-    ("seed", [0, 2**32], r"seed=4294967296 in row 1"),          # as an int32 it would be the stream of seed 0
-    ("temperature", [1.0, 1e39], r"temperature=1e\+39 in row 1"),  # as a float32 it would be infinite
-])
-def test_batch_names_what_is_wrong_and_where(name, value, message):
-  with pytest.raises(ValueError, match=message):
-    SamplingParams(**{name: value}).batch(2)

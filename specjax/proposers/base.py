@@ -21,6 +21,7 @@ class Context:
   """What is known of each row before a step; the cache holds `length - 1` of these tokens."""
   tokens: jax.Array               # i32[B, S]; prompt and output
   length: jax.Array               # i32[B]
+  start: jax.Array                # i32[B]; prompt tokens
   active: jax.Array               # bool[B]; rows that still run
   budget: jax.Array               # i32[B]; output tokens that the row may still emit
   params: sampling.SamplingParams

@@ -2,5 +2,6 @@
 from specjax.testing.drafters import always_wrong
 from specjax.testing.drafters import SelfDrafter
 from specjax.testing.dummy import DummyTarget
+from specjax.testing.noisy import NoisySelf
 
-__all__ = ["DummyTarget", "SelfDrafter", "always_wrong"]
+__all__ = ["DummyTarget", "NoisySelf", "SelfDrafter", "always_wrong"]

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax import keys
 from specjax import tree as tree_lib
 from specjax import verifiers
 from specjax.sampling import SamplingParams
@@ -117,7 +118,8 @@ def draw_all(p, tree, uniforms, temperature=1.0):
     logits = np.broadcast_to(np.log(p).astype(np.float32), (rows, *p.shape))
   params = SamplingParams(temperature=temperature).batch(rows)
   spread = jax.tree.map(lambda x: jnp.broadcast_to(x, (rows, *x.shape[1:])), tree)
-  verdict = draw_jit(jnp.asarray(logits), spread, params, params.mode(), jnp.asarray(uniforms, jnp.float32), nodes - 1)
+  verdict = draw_jit(jnp.asarray(logits), spread, params, params.mode(),
+                     keys.Uniforms(token=jnp.asarray(uniforms, jnp.float32)), nodes - 1)
   assert verdict.path.shape == (rows, nodes)
   return jax.tree.map(np.asarray, verdict)
 
@@ -202,7 +204,7 @@ def test_verify_reads_and_does_not_write():
   logits = jnp.log(jnp.asarray(p[None], jnp.float32))
   before = np.array(logits)
   params = SamplingParams(temperature=1.0).batch(1)
-  uniforms = jnp.full((1, tree.width), 0.3, jnp.float32)
+  uniforms = keys.Uniforms(token=jnp.full((1, tree.width), 0.3, jnp.float32))
   a, b = (draw_jit(logits, tree, params, params.mode(), uniforms, 3) for _ in range(2))
   jax.tree.map(np.testing.assert_array_equal, a, b)
   np.testing.assert_array_equal(logits, before)
