@@ -2,15 +2,16 @@
 from specjax import checkpoints
 from specjax import proposers
 from specjax import verifiers
+from specjax.constraints import Automaton
 from specjax.drivers import Delta
 from specjax.drivers import generate
 from specjax.drivers import GenerateResult
 from specjax.drivers import stream
 from specjax.loading import load
-from specjax.sampling import SamplingParams
+from specjax.sampling_params import SamplingParams
 from specjax.tree import TokenTree
 
 __version__ = "0.1.0"
 
-__all__ = ["Delta", "GenerateResult", "SamplingParams", "TokenTree", "checkpoints", "generate", "load", "proposers",
-           "stream", "verifiers"]
+__all__ = ["Automaton", "Delta", "GenerateResult", "SamplingParams", "TokenTree", "checkpoints", "generate", "load",
+           "proposers", "stream", "verifiers"]

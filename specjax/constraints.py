@@ -131,8 +131,8 @@ def _walk(table, start, least, ends, usable, row):
     where = f"state {state}, reached after {distance[state]} tokens in row {row},"
     if not open_ids.any():
       by = "" if (table[state] < 0).all() else " that banned_ids, allowed_ids and logit_bias leave"
-      raise ValueError(f"{where} allows no id{by}: nothing would be left to draw there; give it a transition, or an end "
-                       f"id of the row ({sorted(ends) or 'it has none'}), or ban fewer ids")
+      raise ValueError(f"{where} allows no id{by}: nothing would be left to draw there; give it a transition, or an "
+                       f"end id of the row ({sorted(ends) or 'it has none'}), or ban fewer ids")
     following = np.unique(table[state][open_ids & goes_on]).tolist()
     if distance[state] < least and not following:
       raise ValueError(f"{where} allows end ids only, but min_new_tokens={least} forbids them before; lower "

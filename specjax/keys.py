@@ -61,7 +61,9 @@ def position_noise(keys: jax.Array, positions: jax.Array, vocabulary: int) -> ja
   32 random bits each: the smallest noise, which decides for improbable tokens, must not be coarse.
   """
   draw = lambda key, position: _exponentials(position_key(key, position, NOISE), vocabulary)
-  return jax.vmap(jax.vmap(draw, (None, 0)))(keys, positions)
+  # Position by position: the generator's own arrays would otherwise be of the size of all noise, several times.
+  noise = jax.lax.map(lambda place: jax.vmap(draw)(keys, place), positions.T)
+  return jnp.swapaxes(noise, 0, 1)
 
 
 def step_uniforms(keys: jax.Array, root: jax.Array, purpose: int, count: int) -> jax.Array:

@@ -1,4 +1,4 @@
-"""What changes the logits before the temperature does: penalties, bias, allowed and banned ids, grammars, minimum length.
+"""What changes logits before the temperature does: penalties, bias, allowed and banned ids, grammars, least length.
 
 In a tree every node has a text of its own: prompt, output, and the drafted tokens on its path. `adjust` gives each node
 the logits that plain decoding would have behind that text, so that what is verified is the law of the text and not of

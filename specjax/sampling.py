@@ -1,7 +1,7 @@
 """The one pipeline that turns logits into the law that tokens are drawn from, and the draw.
 
-Order: what `processors.adjust` does, then temperature, top-k, top-p, min-p. Plain and speculative decoding call the same
-functions, so a filter can never hold for one and not for the other. Temperature 0 is a one-hot law at the greatest
+Order: what `processors.adjust` does, then temperature, top-k, top-p, min-p. Plain and speculative decoding call the
+same functions, so a filter can never hold for one and not for the other. Temperature 0 is a one-hot law at the greatest
 logit, the lowest id on ties. Filters keep every token that ties with the last one kept. Their thresholds are read from
 a short sorted list of the greatest weights; where that list does not reach, they are found by bisection over the bit
 patterns of floats. Neither sorts the vocabulary.
@@ -22,8 +22,8 @@ from specjax import sampling_params
 SamplingParams = sampling_params.SamplingParams
 GREEDY, TEMPERATURE, FILTERED = sampling_params.GREEDY, sampling_params.TEMPERATURE, sampling_params.FILTERED
 
-_BLOCK = 256     # vocabulary block of the two-level sum and argmax
-_LISTED = 128    # greatest weights that are sorted: as many as most requests keep
+_BLOCK = 256      # vocabulary block of the two-level sum and argmax
+_LISTED = 128     # greatest weights that are sorted: as many as most requests keep
 _LIST_BLOCK = 32  # vocabulary block of the two-level sort
 
 
@@ -45,8 +45,8 @@ def process(logits: jax.Array, params: SamplingParams, prefixes: processors.Pref
   if prefixes is not None:
     logits = processors.adjust(logits, params, prefixes)
   elif params.adjusts:
-    raise ValueError("these parameters hold penalties, a bias, banned or allowed ids, or a minimum of new tokens, which "
-                     "need the text before each node; give prefixes, a processors.Prefixes")
+    raise ValueError("these parameters hold penalties, a bias, banned or allowed ids, or a minimum of new tokens, "
+                     "which need the text before each node; give prefixes, a processors.Prefixes")
   return _law(logits, params, filtered=True)
 
 
@@ -178,13 +178,12 @@ def _last_kept(weights, keep, share):
   rank = jnp.broadcast_to(jnp.clip(keep - 1, 0, last - 1)[:, None, None], (*weights.shape[:2], 1))
   count = lambda t: (weights >= t).sum(-1, keepdims=True)
   keep = keep[:, None, None]
-  kept_k = _threshold(weights, jnp.take_along_axis(listed, rank, -1), (keep > 0) & (keep > last),
-                      lambda t: count(t) >= keep)
+  kept_k = _threshold(weights, jnp.take_along_axis(listed, rank, -1), keep > last, lambda t: count(t) >= keep)
   kept_k = jnp.where(keep > 0, kept_k, 0)
 
   mass = lambda t: jnp.where(weights >= jnp.maximum(t, kept_k), weights, 0).sum(-1, keepdims=True)
   goal = share * mass(0)
-  reached = jnp.cumsum(jnp.where(listed >= kept_k, listed, 0), -1) >= goal
+  reached = jnp.cumsum(listed, -1) >= goal  # inside what top-k keeps, as the goal is no more than its mass
   in_list = jnp.take_along_axis(listed, jnp.argmax(reached, -1)[..., None], -1)
   beyond = (share > 0) & ~reached.any(-1, keepdims=True)
   kept_p = _threshold(weights, in_list, beyond, lambda t: mass(t) >= goal)
@@ -205,8 +204,8 @@ def _greatest(weights, count):
 
 
 def _threshold(weights, listed, beyond, enough):
-  """`listed` f[B, T, 1], but where it lies `beyond` bool[B or 1, T or 1, 1] the list, the greatest t in [0, 1] for which
-  `enough(t)` holds, 0 if none does. Each row's value depends on that row only, whoever needs the search.
+  """`listed` f[B, T, 1], but where the threshold lies `beyond` that list, bool[B, T or 1, 1], the greatest t in [0, 1]
+  for which `enough(t)` holds, 0 if none does. Each row's value depends on that row only, whoever needs the search.
 
   Non-negative floats are ordered as their bit patterns are, so the bisection walks over those: 30 halvings (62 in
   float64) find the exact value of the last weight kept.

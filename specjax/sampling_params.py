@@ -148,11 +148,11 @@ class SamplingParams:
 
 def end_ids(eos_ids, rows: int) -> list[set[int]]:
   """The ids that end each row; from ids for all rows, or one list a row, without the padding of -1."""
-  eos_ids = np.asarray(eos_ids) if hasattr(eos_ids, "shape") else eos_ids
-  per_row = eos_ids if np.ndim(eos_ids) and len(eos_ids) and _is_list(eos_ids[0]) else [np.atleast_1d(eos_ids)] * rows
+  ids = list(np.asarray(eos_ids) if hasattr(eos_ids, "shape") else eos_ids) if _is_list(eos_ids) else [eos_ids]
+  per_row = ids if any(map(_is_list, ids)) else [ids] * rows
   if len(per_row) != rows:
     raise ValueError(f"end ids for {len(per_row)} rows, but the batch has {rows}")
-  return [{int(token) for token in ids if token >= 0} for ids in per_row]
+  return [{int(token) for token in some if token >= 0} for some in per_row]
 
 
 def _rows(name, value, rows, dtype, allowed, wanted):
@@ -206,7 +206,8 @@ def _ids(name, value, rows, vocabulary):
       raise ValueError(f"{name} holds {some!r} for row {row}; with a list for one row, each row needs a list or None")
     some = None if some is None else list(some)
     if some == [] and name == "allowed_ids":
-      raise ValueError(f"allowed_ids=[] in row {row} leaves nothing to draw; give at least one id, or None to allow all")
+      raise ValueError(f"allowed_ids=[] in row {row} leaves nothing to draw; give at least one id, or None to allow "
+                       "all")
     lists.append(sorted({_id(name, token, row, vocabulary) for token in some or ()}))
   return RowIds(ids=_table(lists, _NONE, np.int32)) if any(lists) else None
 
@@ -226,8 +227,8 @@ def _bias(value, rows, vocabulary):
   ids, values = [], []
   for row, some in enumerate(per_row):
     pairs = sorted((_id("logit_bias", token, row, vocabulary), bias) for token, bias in (some or {}).items())
+    greatest = float(np.finfo(np.float32).max)
     for token, bias in pairs:
-      greatest = np.finfo(np.float32).max
       if not isinstance(bias, numbers.Real) or not (bias == -np.inf or -greatest <= bias <= greatest):
         raise ValueError(f"logit_bias of id {token} is {bias!r} in row {row}: it must be a finite number, at most "
                          f"{greatest:.3g} in size, or -inf to ban the id")
@@ -254,8 +255,8 @@ def _again(name, table, rows, vocabulary):
     raise ValueError(f"{name} was batched for {len(ids)} rows; this batch has {rows}")
   if vocabulary is not None and ids.max() >= vocabulary:
     row = int(np.argmax(ids.max(-1) >= vocabulary))
-    raise ValueError(f"{name} holds id {ids[row].max()} in row {row}: it must be in 0 to {vocabulary - 1}, the target's "
-                     "ids")
+    raise ValueError(f"{name} holds id {ids[row].max()} in row {row}: it must be in 0 to {vocabulary - 1}, the "
+                     "target's ids")
   return table
 
 

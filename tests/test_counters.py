@@ -16,7 +16,8 @@ def step(counters, *, active, drafted, reach, accepted, emitted, strayed=0.0, wi
   arrays = dict(drafted=drafted, reach=reach, accepted=accepted, emitted=emitted)
   strayed = jnp.broadcast_to(jnp.asarray(strayed, jnp.float32), (len(active),))
   return count_step(counters, active=jnp.asarray(active, bool), strayed=strayed,
-                    width_index=jnp.int32(width_index), **{name: jnp.asarray(x, jnp.int32) for name, x in arrays.items()})
+                    width_index=jnp.int32(width_index),
+                    **{name: jnp.asarray(x, jnp.int32) for name, x in arrays.items()})
 
 
 def totals(counters):

@@ -182,6 +182,7 @@ def test_the_list_and_the_bisection_find_what_a_sort_finds(listed, monkeypatch):
   shape = (len(FILTERS), 2, LONG)
   kinds = {"peaked": 2.0 ** -rng.integers(0, 11, shape) * (rng.uniform(size=shape) < 0.02),
            "flat": rng.integers(900, 1000, shape) / 1024, "equal": np.ones(shape),
+           "distinct": rng.permuted(np.broadcast_to(np.arange(LONG) / 2048, shape), axis=-1),
            "ties": rng.integers(0, 5, shape) / 4,  # about 300 with each value
            "two values": np.where(rng.uniform(size=shape) < 0.1, 1.0, 2.0 ** -10)}
   monkeypatch.setattr(sampling, "_LISTED", listed)
@@ -209,6 +210,16 @@ def test_the_list_holds_the_greatest(size):
   count = min(128, size)
   listed = np.asarray(jax.jit(sampling._greatest, static_argnums=1)(jnp.asarray(weights), count))
   np.testing.assert_array_equal(listed, np.sort(weights)[..., ::-1][..., :count])
+
+
+def test_the_bisection_answers_only_where_the_list_does_not():
+  """So that no row depends on what its neighbours ask for, not even by rounding."""
+  listed = jnp.full((3, 2, 1), 0.25, jnp.float32)
+  beyond = jnp.asarray([[0, 0], [0, 1], [1, 0]], bool)[..., None]
+  kept = sampling._threshold(listed, listed, beyond, lambda t: t <= 0.7)
+  np.testing.assert_array_equal(kept, jnp.where(beyond, np.float32(0.7), 0.25))
+  never = sampling._threshold(listed, listed, beyond, lambda t: t < 0)
+  np.testing.assert_array_equal(never, jnp.where(beyond, 0, 0.25))
 
 
 def test_a_neighbour_that_needs_the_bisection_changes_no_row():

@@ -23,8 +23,9 @@ def test_what_no_row_uses_is_absent():
   neutral = SamplingParams(repetition_penalty=[1, 1, 1], presence_penalty=0, frequency_penalty=[0.0] * 3, logit_bias={},
                            banned_ids=[], allowed_ids=[None] * 3, min_new_tokens=[0, 0, 0]).batch(3, vocabulary=7)
   assert jax.tree.structure(neutral) == plain and not neutral.adjusts
-  for name, value in dict(repetition_penalty=[1, 1.1, 1], presence_penalty=0.5, frequency_penalty=-1, logit_bias={1: 0.5},
-                          banned_ids=[None, [3], None], allowed_ids=[4], min_new_tokens=[0, 0, 2]).items():
+  for name, value in dict(repetition_penalty=[1, 1.1, 1], presence_penalty=0.5, frequency_penalty=-1,
+                          logit_bias={1: 0.5}, banned_ids=[None, [3], None], allowed_ids=[4],
+                          min_new_tokens=[0, 0, 2]).items():
     params = SamplingParams(**{name: value}).batch(3)
     assert params.adjusts and jax.tree.structure(params) != plain
     assert [field for field in SamplingParams().batch(3).__dict__ if getattr(params, field) is not None
@@ -69,8 +70,8 @@ def test_few_shapes(count, places):
 
 
 FULL = SamplingParams(temperature=[0.5, 0], top_k=3, seed=[4, 4], repetition_penalty=1.5, presence_penalty=[0.5, 0],
-                      frequency_penalty=0.25, logit_bias=[{3: -np.inf}, None], banned_ids=[1], allowed_ids=[[2, 3], None],
-                      min_new_tokens=[0, 4])
+                      frequency_penalty=0.25, logit_bias=[{3: -np.inf}, None], banned_ids=[1],
+                      allowed_ids=[[2, 3], None], min_new_tokens=[0, 4])
 
 
 def test_batched_parameters_may_be_batched_again():
@@ -121,7 +122,7 @@ def test_the_text_of_parameters_is_what_was_asked_for():
     ("min_new_tokens", [0, -1], r"min_new_tokens=-1 in row 1: it must be 0 or more"),
     ("min_new_tokens", 1.5, r"min_new_tokens=1\.5 in row 0.*whole number"),
     ("min_new_tokens", [1, 2, 3], r"min_new_tokens has shape \(3,\); allowed are one value or one a row, \(2,\)"),
-    ("logit_bias", {3: float("inf")}, r"logit_bias of id 3 is inf in row 0: it must be a finite number.*or -inf to ban"),
+    ("logit_bias", {3: float("inf")}, r"logit_bias of id 3 is inf in row 0: it must be a finite number.*or -inf"),
     ("logit_bias", [None, {3: float("nan")}], r"logit_bias of id 3 is nan in row 1"),
     ("logit_bias", {3: 1e39}, r"logit_bias of id 3 is 1e\+39 in row 0"),
     ("logit_bias", {3: "high"}, r"logit_bias of id 3 is 'high' in row 0"),
@@ -152,8 +153,8 @@ def test_batch_names_what_is_wrong_and_where(name, value, message):
                                          ([None, [5]], [None, {6: -np.inf}])])
 def test_a_row_whose_allowed_ids_are_all_banned(banned, bias):
   row = int(isinstance((banned or [0])[-1], list))
-  with pytest.raises(ValueError, match=f"allowed_ids of row {row} are all banned, by banned_ids or a logit_bias of -inf, "
-                                       "which leaves nothing to draw; ban fewer or allow more"):
+  with pytest.raises(ValueError, match=f"allowed_ids of row {row} are all banned, by banned_ids or a logit_bias of "
+                                       "-inf, which leaves nothing to draw; ban fewer or allow more"):
     SamplingParams(allowed_ids=[5, 6], banned_ids=banned, logit_bias=bias).batch(2)
   SamplingParams(allowed_ids=[5, 6, 8], banned_ids=banned, logit_bias=bias).batch(2)
 

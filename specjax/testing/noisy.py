@@ -77,8 +77,12 @@ class NoisySelf(base.Stateless):
         out = target.forward(tokens, positions, mask, cache)
         prefixes = processors.Prefixes(tokens=context.tokens, length=context.length, start=context.start,
                                        eos=context.rules.eos, path_tokens=tokens, mask=mask)
-        logits = processors.adjust(target.logits(out.hidden), params, prefixes)
-        q = q.at[:, parent].set(sampling.law(logits[:, parent:parent + 1], params, mode)[:, 0])
+        at = slice(parent, parent + 1)
+        if params.adjusts:
+          logits = processors.adjust(target.logits(out.hidden), params, prefixes)[:, at]
+        else:
+          logits = target.logits(out.hidden[:, at])
+        q = q.at[:, parent].set(sampling.law(logits, params, mode)[:, 0])
       drawn, q = self._draw(node, tokens, q, keys, root, positions)
       tokens = tokens.at[:, node].set(drawn)
     size = jnp.where(context.active & (context.budget > 1), width, 1).astype(jnp.int32)

@@ -93,13 +93,15 @@ def _token_each(verifier, depth, logits, tree, params):
 def _verdicts(verifier, depth, logits, tree, params, uniforms, copies):
   """Last node and new token of `copies` draws a row, i32[B, K] each, from uniforms f32[B, K, ..]."""
   flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), uniforms)
-  return [np.asarray(x).reshape(-1, copies) for x in _draw(verifier, depth, copies, logits, tree, params, flat)]
+  found = _draw(verifier, depth, copies, int(params.mode()), logits, tree, params, flat)
+  return [np.asarray(x).reshape(-1, copies) for x in found]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _draw(verifier, depth, copies, logits, tree, params, uniforms):
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _draw(verifier, depth, copies, mode, logits, tree, params, uniforms):
+  # The mode is a constant here, so that branches of the other modes are not compiled.
   more = lambda x: jnp.repeat(x, copies, axis=0)
-  verdict = verifier.draw(more(logits), jax.tree.map(more, tree), jax.tree.map(more, params), params.mode(), uniforms,
+  verdict = verifier.draw(more(logits), jax.tree.map(more, tree), jax.tree.map(more, params), jnp.int32(mode), uniforms,
                           depth)
   return verdict.path[:, -1], verdict.token
 

@@ -16,7 +16,9 @@ import numpy as np
 from specjax.theory import drafts
 from specjax.theory import tables as tables_lib
 
-_WIDTHS = (1, 4, 8, 16)  # node counts are padded to these and outcomes to powers of four, so that few programs compile
+# Node counts are padded to these and this is the least depth that a verifier is told, so that few programs compile.
+_WIDTHS = (4, 8, 16)
+_DEPTH = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +84,8 @@ def outcome_laws(verifier, tables: tables_lib.Tables, outcomes: drafts.Outcomes,
     logits = np.where((depth == d)[..., None], table[np.where(depth == d, context, 0)], logits)
   p = tables_lib.tree_laws(logits, padded.tokens, padded.parents, tables.depth, setting, dtype, distort)
   with jax.enable_x64(dtype == np.float64):
-    params = setting.params.batch(len(p))  # TEMP
-    stop, following = _law(verifier, tables.depth, p.astype(dtype), logits.astype(dtype), padded.tree(dtype), params)
+    params = tables_lib.batched(setting.params, len(p), tables.vocabulary)
+    stop, following = _law(verifier, max(tables.depth, _DEPTH), p.astype(dtype), logits.astype(dtype), padded.tree(dtype), params)
     stop, following = (np.asarray(x, np.float64)[:rows, :width] for x in (stop, following))
   beyond = np.arange(width) >= outcomes.size[:, None]
   if not (np.abs(stop.sum(-1) - 1) < 1e-4).all() or stop.min() < -1e-6 or np.abs(stop[beyond]).sum() > 1e-6:
@@ -112,7 +114,7 @@ def _extend(mass, depth, context, target):
 def _pad(outcomes, vocabulary):
   """Outcomes and nodes filled up; the added nodes look like sampled children of the root, and are not valid."""
   rows, width = outcomes.tokens.shape
-  more_rows = max(64, 4 ** int(np.ceil(np.log(rows) / np.log(4)))) - rows
+  more_rows = tables_lib.few_sizes(rows) - rows
   more_nodes = min((w for w in _WIDTHS if w >= width), default=width) - width
 
   def pad(x, fill):

@@ -14,10 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-try:  # TEMP
-  from specjax import processors
-except ImportError:
-  processors = None
+from specjax import processors
 from specjax import sampling
 from specjax import tree as tree_lib
 
@@ -87,6 +84,8 @@ def toy(name: str, depth: int) -> Tables:
   return context_free(*TOYS[name], depth)
 
 
+# The least slots of a text and the least depth of a tree, so that few programs compile.
+_SLOTS, _DEPTH = 16, 3
 TOYS = {
     "A": ((.3, .4, .3), (.6, .3, .1)),
     "B": ((1 / 3, 2 / 3), (2 / 3, 1 / 3)),
@@ -104,7 +103,7 @@ def conditionals(logits: tuple[np.ndarray, ...], setting: Setting, params: sampl
     dtype: what the pipeline computes in.
   """
   vocabulary, prompt = logits[0].shape[1], len(setting.prompt)
-  tokens = np.zeros((sum(map(len, logits)), prompt + len(logits) - 1), np.int32)
+  tokens = np.zeros((sum(map(len, logits)), max(_SLOTS, prompt + len(logits) - 1)), np.int32)
   tokens[:, :prompt] = setting.prompt
   length, first = np.zeros(len(tokens), np.int32), 0
   for d, table in enumerate(logits):
@@ -113,9 +112,10 @@ def conditionals(logits: tuple[np.ndarray, ...], setting: Setting, params: sampl
     length[rows] = prompt + d
     first += len(table)
   last = np.take_along_axis(tokens, length[:, None] - 1, axis=1)
-  laws = _process(np.concatenate(logits)[:, None], setting.params if params is None else params, setting, tokens,
-                  length, last, np.ones((len(tokens), 1, 1), bool), dtype)
-  return tuple(np.split(laws[:, 0], np.cumsum([len(table) for table in logits])[:-1]))
+  more = lambda x: np.concatenate([x, np.repeat(x[:1], few_sizes(first) - first, axis=0)])
+  laws = _process(more(np.concatenate(logits))[:, None], setting.params if params is None else params, setting,
+                  more(tokens), more(length), more(last), np.ones((few_sizes(first), 1, 1), bool), dtype)
+  return tuple(np.split(laws[:first, 0], np.cumsum([len(table) for table in logits])[:-1]))
 
 
 def tree_laws(logits: np.ndarray, tokens: np.ndarray, parents: np.ndarray, depth: int, setting: Setting,
@@ -128,10 +128,11 @@ def tree_laws(logits: np.ndarray, tokens: np.ndarray, parents: np.ndarray, depth
     distort: a function of `processors.Prefixes`, to show what a wrong history does.
   """
   rows = len(tokens)
-  mask = np.asarray(tree_lib.ancestors(jnp.asarray(parents), depth))
+  mask = np.asarray(_ancestors(parents, max(depth, _DEPTH)))
   prompt = np.tile(np.asarray(setting.prompt, np.int32), (rows, 1))
-  # Padded by the depth, so that slots of tokens to come stand there as in a run, with poison.
-  prompt = np.pad(prompt, ((0, 0), (0, depth)), constant_values=logits.shape[-1] - 1)
+  # The slots of tokens to come hold poison.
+  slots = max(_SLOTS, len(setting.prompt) + depth) - len(setting.prompt)
+  prompt = np.pad(prompt, ((0, 0), (0, slots)), constant_values=logits.shape[-1] - 1)
   length = np.full(rows, len(setting.prompt), np.int32)
   return _process(logits, setting.params, setting, prompt, length, tokens, mask, dtype, distort)
 
@@ -140,6 +141,19 @@ def spell(contexts: np.ndarray, length: int, vocabulary: int) -> np.ndarray:
   """The tokens of contexts that are numbers to the base V: i32[B, length] from i64[B]."""
   powers = vocabulary ** np.arange(length - 1, -1, -1, dtype=np.int64)
   return (np.asarray(contexts)[:, None] // powers % vocabulary).astype(np.int32)
+
+
+def few_sizes(rows: int) -> int:
+  """A batch size that holds `rows`, one of few, so that few programs compile: 64, 512, 4096, .."""
+  size = 64
+  while size < rows:
+    size *= 8
+  return size
+
+
+def batched(params: sampling.SamplingParams, rows: int, vocabulary: int) -> sampling.SamplingParams:
+  """The same parameters for all rows; they are checked once, not row by row."""
+  return jax.tree.map(lambda x: jnp.asarray(np.repeat(x, rows, axis=0)), params.batch(1, vocabulary))
 
 
 def joint(laws: tuple[np.ndarray, ...]) -> np.ndarray:
@@ -155,23 +169,15 @@ def _process(logits, params, setting, tokens, length, path_tokens, mask, dtype, 
   eos = np.tile(np.asarray(setting.eos or (-1,), np.int32), (rows, 1))
   start = np.full(rows, len(setting.prompt), np.int32)
   with jax.enable_x64(dtype == np.float64):
-    import inspect  # TEMP
-    if "prefixes" not in inspect.signature(sampling.process).parameters:  # TEMP
-      return np.asarray(_plain_processed(jnp.asarray(logits, dtype), params.batch(rows)), np.float64)
     prefixes = processors.Prefixes(tokens=jnp.asarray(tokens), length=jnp.asarray(length), start=jnp.asarray(start),
                                    eos=jnp.asarray(eos), path_tokens=jnp.asarray(path_tokens, jnp.int32),
                                    mask=jnp.asarray(mask), allowed=None)
     prefixes = prefixes if distort is None else distort(prefixes)
-    law = _processed(jnp.asarray(logits, dtype), params.batch(rows, vocabulary), prefixes)
+    law = _processed(jnp.asarray(logits, dtype), batched(params, rows, vocabulary), prefixes)
     return np.asarray(law, np.float64)
 
 
-@jax.jit
-def _plain_processed(logits, params):  # TEMP
-  w = jnp.exp(logits - logits.max(-1, keepdims=True))
-  f = sampling.process(logits, params).astype(logits.dtype)
-  simple = ((params.temperature == 1) & (params.top_k == 0) & (params.top_p == 1) & (params.min_p == 0))[:, None, None]
-  return jnp.where(simple, w / w.sum(-1, keepdims=True), f / f.sum(-1, keepdims=True))
+_ancestors = jax.jit(tree_lib.ancestors, static_argnums=1)
 
 
 @jax.jit

@@ -59,9 +59,7 @@ def optimal_by_program(p: np.ndarray, law: dict[tuple[int, ...], float]) -> floa
   for row, tokens in enumerate(drawn):
     gain[row, list(tokens)] = 1
   rows, columns = np.kron(np.eye(len(drawn)), np.ones(size)), np.kron(np.ones(len(drawn)), np.eye(size))
-  found = optimize.linprog(-gain.ravel(), A_eq=np.concatenate([rows, columns]),
-                           b_eq=np.concatenate([[law[tokens] for tokens in drawn], p]))
-  return float(-found.fun)
+  return _greatest(gain.ravel(), np.concatenate([rows, columns]), np.concatenate([[law[x] for x in drawn], p]))
 
 
 def single(p: np.ndarray, q: np.ndarray) -> float:
@@ -149,5 +147,12 @@ def single_path_by_program(target: tuple[np.ndarray, ...], draft: tuple[np.ndarr
     for rest in itertools.product(range(vocabulary), repeat=gamma - stop):
       emitted[texts[*known, *rest], column] = chance(target, (*known, *rest), len(known))
   goal = np.concatenate([[chance(draft, path) for path in paths], [chance(target, text) for text in texts]])
-  found = optimize.linprog([-float(stop) for _, stop, _ in unknowns], A_eq=np.concatenate([drafted, emitted]), b_eq=goal)
+  return _greatest(np.array([float(stop) for _, stop, _ in unknowns]), np.concatenate([drafted, emitted]), goal)
+
+
+def _greatest(gain, equal, to):
+  """The greatest gain.x over x >= 0 with equal @ x = to; the last equation follows from the others."""
+  found = optimize.linprog(-gain, A_eq=equal[:-1], b_eq=to[:-1])
+  if found.status:
+    raise ValueError(f"the linear program has no solution: {found.message}")
   return float(-found.fun)

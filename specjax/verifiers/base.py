@@ -110,8 +110,11 @@ class ByLaw:
       node = sampling.invert(stop, uniforms.stop)
       path, accepted = tree_lib.path_to(tree, node, depth)
       weights = self.next_at(p, tree, rest, node)
-      at_node = jnp.take_along_axis(p, node[:, None, None], axis=1)[:, 0]
-      token = sampling.invert(jnp.where(weights.sum(-1, keepdims=True) > 0, weights, at_node), uniforms.residual)
+      # A residual without mass is reached by rounding only. p is computed again at its node: kept, it would be one more
+      # array [B, T, V] beside the residuals.
+      here = jnp.take_along_axis(logits, node[:, None, None], axis=1)
+      otherwise = sampling.law(here, params, mode)[:, 0].astype(weights.dtype)
+      token = sampling.invert(jnp.where(weights.sum(-1, keepdims=True) > 0, weights, otherwise), uniforms.residual)
       if self.lossless:
         strayed = jnp.zeros(node.shape, jnp.float32)
       else:
