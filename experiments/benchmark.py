@@ -13,6 +13,7 @@ from tqdm import tqdm
 from experiments.harness import cli
 from experiments.harness import job
 from experiments.harness import methods
+from experiments.harness import rules
 from experiments.harness import settings
 from experiments.harness import table
 from experiments import workloads
@@ -36,7 +37,8 @@ def main():
   settings.sampling_params()
   requests = workloads.read_workload(_WORKLOAD.value, categories=_CATEGORIES.value, languages=_LANGUAGES.value,
                                      limit=_LIMIT.value)
-  proposers = methods.build_all(_METHODS.value)
+  proposers, verifier = methods.build_all(_METHODS.value), rules.build()
+  rules.check(proposers, verifier)
   now = datetime.datetime.now()
   outdir = _OUTDIR.value or f"runs/{now:%Y-%m-%d-%H%M%S}"
   if _RESUME.value and not _OUTDIR.value:
@@ -44,7 +46,8 @@ def main():
   config = job.config(requests, command=" ".join(["python -m experiments.benchmark", *sys.argv[1:]]),
                       date=now.isoformat(timespec="seconds"))
   run = job.Job(settings.TARGET.value, proposers, requests, batch_size=_BATCH_SIZE.value, repeats=_REPEATS.value,
-                raw=_RAW.value, outdir=outdir, overwrite=_OVERWRITE.value, resume=_RESUME.value, config=config)
+                raw=_RAW.value, outdir=outdir, overwrite=_OVERWRITE.value, resume=_RESUME.value, config=config,
+                verifier=verifier)
   try:
     run.warm_up()
     run.measure()

@@ -8,7 +8,9 @@ import time
 from absl import flags
 
 from experiments.harness import cli
+from experiments.harness import logprob_table
 from experiments.harness import methods
+from experiments.harness import rules
 from experiments.harness import settings
 import specjax
 
@@ -17,6 +19,8 @@ _SYSTEM = flags.DEFINE_string("system", None, "A system message; the target's ow
 _METHOD = flags.DEFINE_string("method", "ngram", f"One of {', '.join(methods.NAMES)}.")
 _RAW = flags.DEFINE_bool("raw", False, "Give the prompt to the target as it is, without its chat template.")
 _COLOR = flags.DEFINE_enum("color", "auto", ["auto", "always", "never"], "Colour accepted drafts; auto: on a terminal.")
+_LOGPROBS = flags.DEFINE_integer("logprobs", None, "Show each token's logprobs behind the text, and so many "
+                                 "alternatives; off by default.", lower_bound=0)
 
 _GREEN, _END = "\x1b[32m", "\x1b[0m"
 
@@ -27,6 +31,8 @@ def main():
   if _RAW.value and _SYSTEM.value:
     raise ValueError("--system belongs to a chat template, which --raw leaves out; give one of the two")
   proposer, params = methods.build(_METHOD.value), settings.sampling_params(seeds=[settings.SEED.value])
+  verifier = rules.build()
+  rules.check({_METHOD.value: proposer}, verifier)
   target, tokenizer = specjax.load(settings.TARGET.value)
   if _RAW.value:
     prompt = tokenizer.encode(_PROMPT.value, add_special_tokens=True)
@@ -34,20 +40,26 @@ def main():
     system = [{"role": "system", "content": _SYSTEM.value}] if _SYSTEM.value else []
     prompt = tokenizer.chat(system + [{"role": "user", "content": _PROMPT.value}])
   color = _COLOR.value == "always" or (_COLOR.value == "auto" and sys.stdout.isatty())
-  begin, first, first_tokens, tokens, accepted, steps = time.perf_counter(), None, 0, 0, 0, 0
+  begin, first, deltas = time.perf_counter(), None, []
   for delta in specjax.stream(target, proposer, prompt, params, tokenizer=tokenizer,
-                              max_new_tokens=settings.MAX_NEW_TOKENS.value, key=settings.random_key()):
-    if first is None:
-      first, first_tokens = time.perf_counter(), len(delta.token_ids)
-    tokens, accepted, steps = tokens + len(delta.token_ids), accepted + sum(delta.drafted), steps + 1
+                              max_new_tokens=settings.MAX_NEW_TOKENS.value, key=settings.random_key(),
+                              verifier=verifier, logprobs=_LOGPROBS.value):
+    first = first or time.perf_counter()
+    deltas.append(delta)
     for piece, drafted in zip(delta.pieces, delta.drafted):
       sys.stdout.write(f"{_GREEN}{piece}{_END}" if color and drafted and piece else piece)
     sys.stdout.flush()
   end = time.perf_counter()
-  later = tokens - first_tokens
+  tokens = sum(len(delta.token_ids) for delta in deltas)
+  later = tokens - len(deltas[0].token_ids)
   rate = f", {later / (end - first):.1f} tokens/s after the first step" if later else ""
-  print(f"\n\n{tokens} tokens in {steps} steps, {accepted} of them accepted drafts; first step after "
-        f"{first - begin:.2f} s (compilation included){rate}; finished by {delta.finish_reason}", file=sys.stderr)
+  if _LOGPROBS.value is not None:
+    print("\n\n" + logprob_table.render(deltas, tokenizer), end="", file=sys.stderr)
+  print(f"\n\n{tokens} tokens in {len(deltas)} steps, {sum(sum(delta.drafted) for delta in deltas)} of them accepted "
+        f"drafts; first step after {first - begin:.2f} s (compilation included){rate}; finished by "
+        f"{deltas[-1].finish_reason}", file=sys.stderr)
+  if not rules.keeps_the_law(verifier, proposer):
+    print(f"LOSSY: {rules.name_of(verifier)}; the text is not the target's", file=sys.stderr)
 
 
 if __name__ == "__main__":

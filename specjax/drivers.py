@@ -197,6 +197,8 @@ def _fresh(target, proposer, key, seeds, *, slots, capacity):
 
 
 def _check_verifier(target, proposer, verifier, state):
+  if proposer.max_nodes == 1:  # plain decoding: there is nothing to judge
+    return
   name, drafter = type(verifier).__name__, type(proposer).__name__
   if verifier.chain_only and proposer.max_nodes > proposer.max_depth + 1:
     raise ValueError(f"{name} verifies chains only, and {drafter} drafts trees ({proposer.max_nodes} nodes in a depth "

@@ -22,6 +22,8 @@ def run(main) -> None:
       rest = flags.FLAGS(argv)
     except flags.Error as error:
       fail(error)
+    except SystemExit:  # --help and its kin, which absl ends with code 1
+      sys.exit(0)
     if len(rest) > 1:
       fail(f"unexpected argument {rest[1]!r}: options are given as --name=value (see --help)")
     return rest

@@ -20,18 +20,20 @@ _COMMIT_TURNS = 512  # its state cannot be donated run after run: one copy of th
 _REPEATS = 5
 
 
-def step_costs(target, proposer, prompt: list[int], *, rows: int = 1, peaks: dict | None = None) -> dict:
+def step_costs(target, proposer, prompt: list[int], *, rows: int = 1, peaks: dict | None = None, params=None,
+               verifier=point.Point()) -> dict:
   """Median milliseconds of the parts of a step.
 
   Args:
     target, proposer: what is measured.
     prompt: token ids; the costs hold for its bucket of slots. rows: batch size; all rows hold that prompt.
     peaks: of `device_peaks`; adds the share of them that a width-1 step uses.
+    params, verifier: as in `drivers.generate`: a sampled step costs more than a greedy one.
 
   Returns:
     {"draft_ms", "commit_ms", "verify_ms": one a width, "widths", "utilization"}.
   """
-  timers = part_timers(target, proposer, prompt, rows)
+  timers = part_timers(target, proposer, prompt, rows, params, verifier)
   times = {name: [] for name in timers}
   for _ in range(_REPEATS):
     for name, run in timers.items():
@@ -44,17 +46,20 @@ def step_costs(target, proposer, prompt: list[int], *, rows: int = 1, peaks: dic
           "utilization": _utilization(target, rows, step, peaks) if peaks else None}
 
 
-def part_timers(target, proposer, prompt, rows: int = 1) -> dict:
+def part_timers(target, proposer, prompt, rows: int = 1, params=None, verifier=point.Point()) -> dict:
   """By part ("draft", "commit", "verify W"), a function that runs it once compiled and returns milliseconds a turn."""
-  state = drivers.start(target, proposer, [prompt] * rows, max_new_tokens=2 * proposer.max_depth + 2)
+  room = 2 * proposer.max_depth + 2
+  if params is not None and params.min_new_tokens:
+    params = params.replace(min_new_tokens=min(params.min_new_tokens, room))
+  state = drivers.start(target, proposer, [prompt] * rows, params, max_new_tokens=room, verifier=verifier)
   widths = decode.widths_for(proposer.max_nodes)
   tree = jax.jit(decode.draft)(target, proposer, state)[0].widen(widths[-1])
   outcome = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(
-      functools.partial(decode.verify, verifier=point.Point()), target, proposer, state=state, tree=tree))
+      functools.partial(decode.verify, verifier=verifier), target, proposer, state=state, tree=tree))
   timers = {"draft": functools.partial(_timed, _TURNS, _draft_loop, target, proposer, state),
             "commit": functools.partial(_timed, _COMMIT_TURNS, _commit_loop, target, proposer, state, outcome)}
   for width in widths:
-    loop = functools.partial(_verify_loop, width=width, depth=proposer.max_depth)
+    loop = functools.partial(_verify_loop, verifier=verifier, width=width, depth=proposer.max_depth)
     timers[f"verify {width}"] = functools.partial(_timed, _TURNS, loop, target, state, tree)
   for run in timers.values():
     run()
@@ -78,10 +83,10 @@ def _draft_loop(target, proposer, state):
   return jax.lax.fori_loop(0, _TURNS, lambda i, _: decode.draft(target, proposer, _shifted(state, i))[0], first)
 
 
-@functools.partial(jax.jit, static_argnames=("width", "depth"))
-def _verify_loop(target, state, tree, *, width, depth):
+@functools.partial(jax.jit, static_argnames=("verifier", "width", "depth"))
+def _verify_loop(target, state, tree, *, verifier, width, depth):
   def turn(i, _):
-    return decode.verify_at(target, point.Point(), depth, width, _shifted(state, i), tree, state.params.mode())
+    return decode.verify_at(target, verifier, depth, width, _shifted(state, i), tree, state.params.mode())
   shape = jax.eval_shape(turn, 0, None)
   return jax.lax.fori_loop(0, _TURNS, turn, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape))
 

@@ -19,7 +19,9 @@ from experiments.harness import settings
 from experiments.harness import summary as summary_lib
 import specjax
 from specjax import drivers
+from specjax import processors
 from specjax import proposers
+from specjax.verifiers import point
 
 _NOT_SETTINGS = ("outdir", "overwrite", "resume", "costs")
 
@@ -39,13 +41,13 @@ class Job:
   """A run of several methods over requests, in a run folder."""
 
   def __init__(self, target_name: str, methods: dict, requests: list, *, batch_size: int, repeats: int, raw: bool,
-               outdir: str, overwrite: bool, resume: bool, config: dict):
+               outdir: str, overwrite: bool, resume: bool, config: dict, verifier=point.Point()):
     """Loads the target and checks everything that can be checked before the folder is touched."""
     self.folder = run_folder.RunFolder(outdir, overwrite=overwrite, resume=resume, config=config)
     target, tokenizer = specjax.load(target_name)
     self.plan = measure.Plan(target=target, tokenizer=tokenizer, methods=methods,
                              batches=measure.batches(requests, batch_size), repeats=repeats,
-                             max_new_tokens=settings.MAX_NEW_TOKENS.value, raw=raw)
+                             max_new_tokens=settings.MAX_NEW_TOKENS.value, raw=raw, verifier=verifier)
     measure.check(self.plan)
     self.folder.open()
     self.folder.write_json("environment.json", environment.describe())
@@ -114,7 +116,8 @@ class Job:
     ids = records[0]["prompt_ids"] + records[0]["token_ids"]
     prompt = (ids * (length // len(ids) + 1))[:length]
     peaks = costs_lib.device_peaks()
-    return {name: costs_lib.step_costs(self.plan.target, proposer, prompt, rows=rows, peaks=peaks)
+    return {name: costs_lib.step_costs(self.plan.target, proposer, prompt, rows=rows, peaks=peaks,
+                                       params=settings.sampling_params(), verifier=self.plan.verifier)
             for name, proposer in tqdm(self.plan.methods.items(), desc="timing the parts of a step", leave=False)}
 
   def _memory(self, proposer, records):
@@ -138,18 +141,24 @@ class Job:
         continue
       shared = next((i for i, (a, b) in enumerate(zip(record["token_ids"], base["token_ids"])) if a != b),
                     min(len(record["token_ids"]), len(base["token_ids"])))
-      gaps[record["id"], record["turn"], record["method"]] = self._gap(base["prompt_ids"] + base["token_ids"][:shared])
+      gaps[record["id"], record["turn"], record["method"]] = self._gap(base["prompt_ids"], base["token_ids"][:shared])
     return gaps
 
-  def _gap(self, ids):
-    """The target's top-2 logit gap behind `ids`, computed as decoding does: prefill, then the pending token."""
-    state = drivers.start(self.plan.target, proposers.Plain(), [ids], max_new_tokens=1)
+  def _gap(self, prompt, output):
+    """The top-2 logit gap behind `prompt` and `output`, computed as decoding does: prefill, then the pending token."""
+    params = settings.sampling_params()
+    left = max(0, params.min_new_tokens - len(output))  # all of the text is a prompt here
+    state = drivers.start(self.plan.target, proposers.Plain(), [prompt + output], params.replace(min_new_tokens=left),
+                          max_new_tokens=max(1, left))
     return float(_top_two_gap(self.plan.target, state))
 
 
 @jax.jit
 def _top_two_gap(target, state):
-  out = target.forward(state.context().pending[:, None], state.length[:, None] - 1, jnp.ones((1, 1, 1), bool),
-                       state.cache)
-  first, second = jax.lax.top_k(target.logits(out.hidden)[0, 0], 2)[0]
+  """Of the adjusted logits: penalties and biases decide with the model's own which token is the greatest."""
+  pending, one = state.context().pending[:, None], jnp.ones((1, 1, 1), bool)
+  out = target.forward(pending, state.length[:, None] - 1, one, state.cache)
+  logits = processors.adjust(target.logits(out.hidden), state.params, processors.Prefixes(
+      tokens=state.tokens, length=state.length, start=state.start, eos=state.rules.eos, path_tokens=pending, mask=one))
+  first, second = jax.lax.top_k(logits[0, 0], 2)[0]
   return first - second

@@ -10,9 +10,11 @@ import itertools
 import jax
 import numpy as np
 
+from experiments.harness import rules
 from experiments.harness import settings
 from experiments.workloads import Request
 from specjax import drivers
+from specjax.verifiers import point
 
 
 _AGAIN = 16  # tokens that a reply may grow by when it is decoded and encoded again
@@ -28,6 +30,7 @@ class Plan:
   repeats: int
   max_new_tokens: int
   raw: bool = False  # prompts are not put into the chat template
+  verifier: object = point.Point()  # judges the drafts of all methods
 
   @property
   def runs(self) -> int:
@@ -49,7 +52,8 @@ def check(plan: Plan) -> None:
 
   Raises:
     ValueError: names the request, its file and line: a conversation that may outgrow the target's context, or one
-      under `raw`, which has no turns.
+      under `raw`, which has no turns; or sampling parameters that the target cannot honour, or a verifier that cannot
+      judge the drafts of a method.
   """
   for request in itertools.chain(*plan.batches):
     turns = len(request.turns)
@@ -65,6 +69,9 @@ def check(plan: Plan) -> None:
       raise ValueError(f"{request.source}: request {request.id} has up to {size} tokens in {turns} turn(s) and "
                        f"max_new_tokens={plan.max_new_tokens}, together more than the target's context of "
                        f"{plan.target.max_context}; leave it out or lower --max_new_tokens")
+  for proposer in plan.methods.values():  # a prompt of one token: the driver's own checks, without a prefill
+    drivers.start(plan.target, proposer, [[0]], settings.sampling_params(), max_new_tokens=plan.max_new_tokens,
+                  verifier=plan.verifier)
 
 
 def split_done(plan: Plan, records: list[dict]) -> tuple[list[dict], list[list[Request]]]:
@@ -90,7 +97,7 @@ def warm_up(plan: Plan, report=lambda done, total: None) -> None:
   for done, (proposer, prompts) in enumerate(shapes.values()):
     report(done, len(shapes))
     drivers.warm_up(plan.target, proposer, prompts, settings.sampling_params(),
-                    max_new_tokens=plan.max_new_tokens, key=settings.random_key())
+                    max_new_tokens=plan.max_new_tokens, key=settings.random_key(), verifier=plan.verifier)
   report(len(shapes), len(shapes))
 
 
@@ -146,7 +153,8 @@ def _timed(plan, proposer, prompts, seeds, **kwargs):
   while True:
     before = drivers.compiled_programs()
     result = drivers.generate(plan.target, proposer, prompts, settings.sampling_params(seeds),
-                              max_new_tokens=plan.max_new_tokens, key=settings.random_key(), **kwargs)
+                              max_new_tokens=plan.max_new_tokens, key=settings.random_key(), verifier=plan.verifier,
+                              **kwargs)
     if drivers.compiled_programs() == before:
       return result
 
@@ -160,7 +168,8 @@ def _record(plan, request, batch, method, repeat, turn, prompt, result, row, row
   return {
       "id": request.id, "category": request.category, "language": request.language, "method": method,
       "repeat": repeat, "turn": turn, "batch": batch[0].id, "batch_size": len(batch),
-      "temperature": settings.TEMPERATURE.value,
+      "temperature": settings.TEMPERATURE.value, "verifier": rules.name_of(plan.verifier),
+      "lossless": rules.keeps_the_law(plan.verifier, plan.methods[method]),
       "prompt": request.turns[turn], "prompt_tokens": len(prompt), "prompt_ids": list(prompt),
       "token_ids": ids,
       "pieces": plan.tokenizer.pieces(ids), "from_draft": result.drafted[row, :count].tolist(),

@@ -22,6 +22,8 @@ def _ngram():
 
 _METHODS = {"plain": _plain, "ngram": _ngram}
 NAMES = tuple(_METHODS)
+# Those that draw their drafts from a law q and hand it over; the drafts of all others are points.
+SAMPLED = frozenset()
 
 
 def build(name: str):

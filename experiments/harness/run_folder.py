@@ -9,6 +9,18 @@ RECORDS = "requests.jsonl"
 _NOT_COMPARED = ("outdir", "resume", "overwrite", "command", "date")
 
 
+def check_outdir(path: str) -> None:
+  """Refuses an output folder that cannot be made.
+
+  Raises:
+    ValueError: it is a file or lies below one, which is named.
+  """
+  outdir = pathlib.Path(path)
+  for part in (outdir, *outdir.parents):
+    if part.exists() and not part.is_dir():
+      raise ValueError(f"--outdir={path}: {part} is a file; name a folder")
+
+
 class RunFolder:
   """Paths and files of one run. Records are appended request by request, so that an interrupt loses at most one."""
 
@@ -23,8 +35,7 @@ class RunFolder:
     self._config = config
     if overwrite and resume:
       raise ValueError("--overwrite and --resume exclude each other: one discards what the other keeps")
-    if self.path.exists() and not self.path.is_dir():
-      raise ValueError(f"--outdir={path} is a file; name a folder")
+    check_outdir(path)
     used = self.path.is_dir() and any(self.path.iterdir())
     if used and not (overwrite or resume):
       raise ValueError(f"--outdir={path} is not empty; choose another, or add --resume to finish the run in it or "
@@ -62,11 +73,22 @@ class RunFolder:
     temporary.replace(self.path / RECORDS)
 
   def records(self) -> list[dict]:
-    """All whole records; a last line that an interrupt broke is left out."""
+    """All whole records; a last line that an interrupt broke is left out.
+
+    Raises:
+      ValueError: another line is broken; names the file and the line.
+    """
     path = self.path / RECORDS
     if not path.exists():
       return []
-    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+    records = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+      try:
+        records.append(json.loads(line))
+      except ValueError as error:  # half a character is one, too
+        raise ValueError(f"{path}:{number} is not a JSON record ({error}); remove the line to have its requests run "
+                         "again by --resume, or start anew with --overwrite") from error
+    return records
 
   def _read_config(self):
     """The run's `config.json`, or None: other programs, and models, have a file of that name too."""

@@ -5,6 +5,7 @@ machine hits all of them, and returns their samples.
 """
 import functools
 import importlib.util
+import pathlib
 import time
 
 from flax import struct
@@ -12,10 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.harness import verifier_speed
 from specjax import drivers
+from specjax import proposers
 from specjax import tree as tree_lib
 from specjax.proposers import base
 from specjax.verifiers import point
+
+METHODS = {"plain": proposers.Plain(), "ngram": proposers.NGram()}
+NEW_TOKENS = 96  # of a request
+_WIDTHS = (4, 8, 16)
 
 
 @struct.dataclass
@@ -41,6 +48,24 @@ def interleave(timers: dict, repeats: int, report=lambda: None) -> dict[str, lis
       samples[name].append(run())
       report()
   return samples
+
+
+def model_timers(target, prompts: dict, results: dict, *, steps: int) -> dict:
+  """Timers of steps by width and of the model alone, on the prompt "chat", and of whole requests on every prompt."""
+  plain, chat = METHODS["plain"], prompts["chat"]
+  timers = {"step, width 1": step_timer(target, plain, chat, steps)}
+  timers |= {f"step, width {w}": step_timer(target, Filler(w - 1), chat, steps) for w in _WIDTHS}
+  timers["forward and head, width 1"] = forward_timer(target, plain, chat, steps)
+  for name, ids in prompts.items():
+    for method, proposer in METHODS.items():
+      timers[f"{method}, {name}"] = request_timer(target, proposer, ids, NEW_TOKENS, results, f"{method}, {name}")
+  return timers
+
+
+def verify_memory() -> dict[str, float]:
+  """What the draw of every verifier holds beside its arguments, in arrays f32[B, T, V]."""
+  array = verifier_speed.logits().nbytes
+  return {f"verify, {name}": verifier_speed.memory(name) / array for name in verifier_speed.CASES}
 
 
 def step_timer(target, proposer, prompt, steps: int):
@@ -89,6 +114,16 @@ def request_timer(target, proposer, prompt, max_new_tokens, results: dict, name:
   return run
 
 
+def check_prototype(path: str | None) -> None:
+  """Refuses what is no Python file; without a path there is nothing to refuse.
+
+  Raises:
+    ValueError: names the path.
+  """
+  if path and not (path.endswith(".py") and pathlib.Path(path).is_file()):
+    raise ValueError(f"--prototype={path}: it must be the path of a .py file, the prototype's decode_loop.py")
+
+
 class Prototype:
   """The single-file loop that is the floor for speed, loaded from its path: `decode_loop.py MODEL.gguf`."""
 
@@ -118,6 +153,13 @@ class Prototype:
         return (end - begin) * 1e3 / (int(out[1][0]) - len(ids))
       return (end - middle) * 1e3 / int(out[4][0])
     return run
+
+
+def prototype_timers(prototype: Prototype, prompts: dict) -> dict:
+  """Timers of the prototype's plain step, on the prompt "chat", and of whole requests."""
+  timers = {"prototype step, width 1": prototype.timer(prompts["chat"], (1,), NEW_TOKENS, whole=False)}
+  return timers | {f"prototype plain, {name}": prototype.timer(ids, (1,), NEW_TOKENS, whole=True)
+                   for name, ids in prompts.items()}
 
 
 def compile_cost(target, proposer, prompt, max_new_tokens) -> tuple[float, int]:

@@ -46,6 +46,23 @@ def figures(samples: dict, results: dict, prompts, *, prototype: bool) -> list[d
   return rows
 
 
+def verification(samples: dict, bars: dict, memory: dict) -> list[dict]:
+  """Figures of verification alone.
+
+  Args:
+    samples: milliseconds, by name; others than those of `bars` are left out.
+    bars: greatest milliseconds allowed, or None, by name.
+    memory: arrays [B, T, V] held beside the arguments, by name.
+  """
+  rows = []
+  for name, bar in bars.items():
+    rows.append({"figure": name, "value": statistics.median(samples[name]), "unit": "ms",
+                 "bar": None if bar is None else ("<=", bar),
+                 "note": f"{min(samples[name]):.2f} to {max(samples[name]):.2f}"})
+  return rows + [{"figure": f"memory of {name}", "value": arrays, "unit": "arrays", "bar": None,
+                  "note": "of the size of the logits, [B, T, V]"} for name, arrays in memory.items()]
+
+
 def starts(target: str) -> list[dict]:
   """Two starts of `experiments.generate` in processes of their own; the second must find every program compiled."""
   programs = cli.programs_folder()
@@ -71,13 +88,14 @@ def starts(target: str) -> list[dict]:
 def table(rows: list[dict]) -> str:
   """Lines of figure, value, bar, whether it is met, and what the value was made of."""
   width = max(len(row["figure"]) for row in rows)
+  values = [f"{row['value']:.2f} {row['unit']}" for row in rows]
+  value_width = max(map(len, values))
   lines = []
-  for row in rows:
+  for row, value in zip(rows, values):
     bar, verdict = "", ""
     if row["bar"]:
       sign, number = row["bar"]
       met = row["value"] <= number if sign == "<=" else row["value"] >= number
       bar, verdict = f"{sign} {number:g}", "met" if met else "NOT met"
-    value = f"{row['value']:.2f} {row['unit']}"
-    lines.append(f"{row['figure']:<{width}}  {value:>9}  {bar:>8}  {verdict:<7}  {row['note']}".rstrip())
+    lines.append(f"{row['figure']:<{width}}  {value:>{value_width}}  {bar:>8}  {verdict:<7}  {row['note']}".rstrip())
   return "\n".join(lines)

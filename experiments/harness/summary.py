@@ -6,7 +6,7 @@ import numpy as np
 from experiments.harness import statistics
 from specjax import counters as counters_lib
 
-_COUNTED = ("steps", "output_tokens", "drafted_tokens", "accepted_tokens")
+_COUNTED = ("steps", "output_tokens", "drafted_tokens", "accepted_tokens", "strayed")
 _PER_POSITION = ("drafted_per_position", "trials_per_position", "accepted_per_position")
 
 
@@ -66,7 +66,7 @@ def _group(requests, base, method, baseline, costs, memory, gaps):
       "temperature": first[0]["temperature"], "batch_size": first[0]["batch_size"], "requests": len(requests),
       "prompt_tokens": sum(r["prompt_tokens"] for r in first), "output_tokens": totals["output_tokens"],
       "steps": totals["steps"], "drafted_tokens": totals["drafted_tokens"],
-      "accepted_tokens": totals["accepted_tokens"],
+      "accepted_tokens": totals["accepted_tokens"], "verifier": first[0]["verifier"], "lossless": first[0]["lossless"],
   } | counters_lib.ratios(totals) | {
       "tokens_per_second": float(np.divide(*np.sum([_tokens_and_seconds(v) for v in requests.values()], axis=0))),
       "repeated_share": sum(statistics.repeated_tokens(r["token_ids"]) for r in first) / totals["output_tokens"],

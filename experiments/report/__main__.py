@@ -5,6 +5,7 @@ import pathlib
 import sys
 
 from absl import app
+from absl import flags
 
 from experiments.report import page
 
@@ -23,5 +24,13 @@ def main(argv: Sequence[str]) -> int:
   return 0
 
 
+def parse(argv: Sequence[str]) -> list[str]:
+  """Parses the flags of absl; asking for help is no failure, which absl takes it for."""
+  try:
+    return flags.FLAGS(argv)
+  except SystemExit:
+    sys.exit(0)
+
+
 if __name__ == "__main__":
-  app.run(main)
+  app.run(main, flags_parser=parse)

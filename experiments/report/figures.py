@@ -5,7 +5,7 @@ formula and control characters never reach the SVG.
 """
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import io
 import math
@@ -34,9 +34,13 @@ _DARK = {"ink": "#d5d9df", "grid": "#363b44", "paper": "#16181d"}
 
 
 class Styles:
-  """One look per method, the same in every plot and in the tables."""
+  """One look and one name per method, the same in every plot and in the tables.
 
-  def __init__(self, methods: Sequence[str]):
+  `methods` in order; a mapping gives the names that legends show.
+  """
+
+  def __init__(self, methods: Sequence[str] | Mapping[str, str]):
+    self._labels = methods if isinstance(methods, Mapping) else {}
     self.drafting = [method for method in methods if method != PLAIN]
 
   def colour(self, method: str) -> str:
@@ -46,6 +50,10 @@ class Styles:
 
   def marker(self, method: str) -> str:
     return _MARKERS[self.drafting.index(method) % len(_MARKERS)]
+
+  def label(self, method: str) -> str:
+    """The method's name, cut to fit, and whatever the label says behind it in full: that it is lossy must be seen."""
+    return name(method) + self._labels.get(method, method).removeprefix(method)
 
   def hatch(self, method: str) -> str:
     """Tells apart two methods that share a colour, from the eighth on."""
@@ -68,12 +76,13 @@ def name(text: str) -> str:
   return f" {text}" if text.startswith("_") else text  # matplotlib hides labels that start with an underscore
 
 
-def draw_all(groups: Sequence[Group], methods: Sequence[str], folder: pathlib.Path, suffix: str = "") -> list[Plot]:
+def draw_all(groups: Sequence[Group], methods: Sequence[str] | Mapping[str, str], folder: pathlib.Path,
+             suffix: str = "") -> list[Plot]:
   """Draws what the groups have values for and writes each plot to `folder` as PNG.
 
   Args:
     groups: the cells of one setting, language "all".
-    methods: all methods of the run, in order; they fix the colours.
+    methods: all methods of the run, in order; they fix the colours. See `Styles`.
     folder: where the PNG files go.
     suffix: appended to the file names, for runs with several settings.
   """
@@ -225,7 +234,7 @@ def step_cost(fig: mpl_figure.Figure, groups: Sequence[Group], styles: Styles) -
       left += width
     total = sum(group[field] or 0 for field, _, _ in _COSTS)
     axes.annotate(f"{total:.1f}", (left, i), (4, 0), textcoords="offset points", va="center", fontsize=8)
-  labels = [name(group["method"]) + ("" if group["category"] == ALL else f", {name(group['category'])}")
+  labels = [styles.label(group["method"]) + ("" if group["category"] == ALL else f", {name(group['category'])}")
             for group in groups]
   axes.set_yticks(range(len(groups)), labels)
   axes.invert_yaxis()
@@ -292,7 +301,7 @@ def _legend(fig: mpl_figure.Figure, methods: Sequence[str], styles: Styles, extr
   else:
     handles = [mpl_lines.Line2D([], [], color=styles.colour(method), marker=styles.marker(method), markersize=4)
                for method in methods]
-  labels = [name(method) for method in methods] + [label for _, label in extra]
+  labels = [styles.label(method) for method in methods] + [label for _, label in extra]
   room = 13 * fig.get_figwidth()  # characters, of which a handle and its spacing take about seven
   if sum(len(label) + 7 for label in labels) <= room:
     columns = len(labels)

@@ -55,16 +55,21 @@ def write_report(outdir: pathlib.Path) -> pathlib.Path:
   appearance = dict.fromkeys(group["method"] for group in run.groups)
   methods = sorted(appearance, key=lambda method: method != PLAIN)
   shown, left_out = outputs.select(run.requests, methods)
+  lossy = tables.lossy(run.groups)
+  labels = {method: tables.label(method, lossy) for method in methods}
   styles = figures.Styles(methods)
+  columns = tables.RESULTS + ((tables.BOUND,) if lossy else ())
   script = (_HERE / "report.js").read_text(encoding="utf-8")
   environment = jinja2.Environment(
       loader=jinja2.FileSystemLoader(_HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
       lstrip_blocks=True)
   html = environment.get_template("report.html.j2").render(
       title=f"{run.config.get('target') or outdir.name}: speculative decoding",
-      facts=_facts(run, methods), command=_command(run), warnings=_warnings(run, methods, random), random=random,
-      settings=_settings(run, methods, outdir / "plots", random), plain=PLAIN, drafting=styles.drafting,
-      colour=styles.colour, columns=tables.RESULTS, cost_columns=tables.COSTS, requests=shown, left_out=left_out,
+      facts=_facts(run, methods), command=_command(run), lossy=tables.lossy_lines(run.groups, rates=not random),
+      warnings=_warnings(run, methods, random), random=random,
+      settings=_settings(run, methods, labels, columns, outdir / "plots", random), plain=PLAIN,
+      drafting=styles.drafting, colour=styles.colour, labels=labels, columns=columns, cost_columns=tables.COSTS,
+      requests=shown, left_out=left_out,
       categories=list(dict.fromkeys(request.category for request in shown)), open_first=_OPEN,
       records=[(name, json.dumps(record, indent=2, ensure_ascii=False)) for name, record in (
           ("config.json", run.config), ("environment.json", run.environment)) if record],
@@ -75,7 +80,8 @@ def write_report(outdir: pathlib.Path) -> pathlib.Path:
   return path
 
 
-def _settings(run: run_folder.Run, methods: Sequence[str], plots: pathlib.Path, random: bool) -> list[Setting]:
+def _settings(run: run_folder.Run, methods: Sequence[str], labels: dict[str, str], columns: Sequence[tables.Column],
+              plots: pathlib.Path, random: bool) -> list[Setting]:
   """The tables and plots of each temperature and batch size.
 
   A run is split only where a cell occurs twice: the last batch of a category may be smaller than the others.
@@ -96,11 +102,11 @@ def _settings(run: run_folder.Run, methods: Sequence[str], plots: pathlib.Path, 
     result.append(Setting(
         title=title,
         findings=[] if random else tables.findings(pooled, drafting),
-        results=tables.build(pooled, methods, tables.RESULTS, rates=not random),
+        results=tables.build(pooled, methods, columns, rates=not random),
         languages=tables.build(
-            [group for group in groups if group["language"] != ALL], methods, tables.RESULTS, rates=not random),
+            [group for group in groups if group["language"] != ALL], methods, columns, rates=not random),
         costs=tables.build(pooled, methods, tables.COSTS, rates=not random, keep_empty=False),
-        plots=[] if random else figures.draw_all(pooled, methods, plots, suffix),
+        plots=[] if random else figures.draw_all(pooled, labels, plots, suffix),
         no_interval=any(group["speedup"] is not None and group["speedup_interval"] is None and group["method"] != PLAIN
                         for group in pooled)))
   return result
@@ -115,6 +121,7 @@ def _facts(run: run_folder.Run, methods: Sequence[str]) -> list[tuple[str, str]]
   facts = [
       ("target", config.get("target")),
       ("methods", config.get("methods") or list(methods)),
+      ("verifier", config.get("verifier", _values(run, "verifier"))),
       ("workload", config.get("workload")),
       ("temperature", config.get("temperature", _values(run, "temperature"))),
       ("batch size", config.get("batch_size", _values(run, "batch_size"))),

@@ -18,7 +18,7 @@ _NUMBERS = (
     "temperature", "batch_size", "requests", "prompt_tokens", "output_tokens", "steps", "drafted_tokens",
     "accepted_tokens", "tokens_per_step", "acceptance_rate", "tokens_per_second", "speedup", "speedup_without_repeats",
     "repeated_share", "draft_ms", "verify_ms", "commit_ms", "other_ms", "step_ms", "plain_step_ms", "verify_cost_ratio",
-    "predicted_speedup", "first_difference_gap")
+    "predicted_speedup", "first_difference_gap", "total_variation_bound")
 _LISTS = ("accepted_per_position", "conditional_per_position")
 _PAIRS = ("speedup_interval", "identical_to_plain")
 _MAPPINGS = (
@@ -129,6 +129,9 @@ def _group(group: Any, where: str) -> dict[str, Any]:
     if not isinstance(group.get(name), str):
       raise ValueError(f"{where}.{name} must be a string, got {group.get(name)!r}")
   result = dict(group, language=str(group.get("language") or ALL), quality=group.get("quality"))
+  # A run from before there were lossy rules says neither, and was none.
+  result["verifier"] = str(group.get("verifier") or "point")
+  result["lossless"] = group.get("lossless") is not False
   for name in _NUMBERS:
     result[name] = _number(group.get(name), f"{where}.{name}")
   for name in _LISTS:

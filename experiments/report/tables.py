@@ -78,6 +78,33 @@ def size(value: float | None) -> str:
   return f"{short(value)} GiB"
 
 
+def lossy(groups: Sequence[Group]) -> dict[str, list[str]]:
+  """The lossy verifiers of each method whose text is not the target's, by name; empty for a lossless run."""
+  found = {}
+  for group in groups:
+    if not group.get("lossless", True):
+      names = found.setdefault(group["method"], [])
+      if group["verifier"] not in names:
+        names.append(group["verifier"])
+  return found
+
+
+def label(method: str, lossy_verifiers: dict[str, list[str]]) -> str:
+  """A method as tables and legends name it: with its verifier where that is lossy."""
+  return ", ".join([method, *lossy_verifiers.get(method, ())])
+
+
+def lossy_lines(groups: Sequence[Group], *, rates: bool = True) -> list[str]:
+  """What a reader must be told of a lossy run: a line a method, cells of several batch sizes in one; else nothing."""
+  lines = []
+  for method, names in lossy(groups).items():
+    own = [group for group in groups if group["method"] == method and group["category"] == group["language"] == ALL]
+    bounds = ", ".join(gap(group.get("total_variation_bound")) for group in own if rates) or DASH
+    lines.append(f"LOSSY: {', '.join(names)}; {method}, bound per token: mean total variation {bounds}; the text is "
+                 "not the target's")
+  return lines
+
+
 def speedup_cell(group: Group) -> Cell:
   """The speedup with its interval; it has a tone only where the interval leaves out 1."""
   interval = group["speedup_interval"]
@@ -149,6 +176,11 @@ RESULTS = (
     Column("identical", "Requests whose tokens equal those of plain decoding (greedy only).", _identical, rate=False),
     Column("gap", "Difference of the two largest logits where the first token differed from plain decoding.",
            _field(gap, "first_difference_gap"), rate=False))
+
+# Only in the tables of a lossy run: elsewhere it is 0 in every row.
+BOUND = Column("total variation", "total_variation_bound: the most by which the law of a token may differ from the "
+               "target's, as total variation, mean over output tokens; times its length it bounds that of a text.",
+               _field(gap, "total_variation_bound"))
 
 COSTS = (
     Column("draft ms", "Drafting, milliseconds per step.", _field(short, "draft_ms")),

@@ -82,7 +82,8 @@ class Draft:
     params: the draft's own temperature and filters.
     sparse: record q over its own ids only.
     replacement: as in `TokenTree`.
-    stop_below: a row ends before the first node whose parent's greatest q is below it.
+    stop_below: a node whose parent's greatest q is below it gets no children; which nodes there are then depends on
+      their ancestors, and differs from row to row.
   """
   rule: Rule
   parents: tuple[int, ...]
@@ -92,15 +93,7 @@ class Draft:
   stop_below: float = 0.0
 
   def outcomes(self, tables: tables_lib.Tables, setting: tables_lib.Setting, dtype=np.float64) -> Outcomes:
-    """All that may be drafted from these tables.
-
-    Raises:
-      ValueError: a shape with `stop_below` that is not in depth-first order: whether a node of one branch is verified
-        could then depend on a later branch, which biases a verifier that looks at whole branches.
-    """
-    if self.stop_below and not _depth_first(self.parents):
-      raise ValueError(f"stop_below={self.stop_below} with parents={self.parents}: allowed are shapes in depth-first "
-                       "order; list each subtree as a whole")
+    """All that may be drafted from these tables."""
     laws = tables_lib.conditionals(tables.draft, setting, self.params, dtype)
     return enumerate_drafts(self.rule, self.parents, laws, setting.prompt[-1], self.replacement, self.sparse,
                             self.stop_below)
@@ -113,27 +106,30 @@ def enumerate_drafts(rule: Rule, parents: tuple[int, ...], laws: tuple[np.ndarra
   depth = np.zeros(width, int)
   tokens, context = np.full((1, width), pending, np.int32), np.zeros((1, width), np.int64)
   sampled, recorded = np.zeros((1, width), bool), np.full((1, width, vocabulary), POISON)
-  probability, size, alive = np.ones(1), np.full(1, width, np.int32), np.ones(1, bool)
+  probability, there = np.ones(1), np.ones((1, width), bool)
   for node in range(1, width):
     parent = parents[node]
     depth[node] = depth[parent] + 1
     family = [i for i in range(1, width) if parents[i] == parent]
     q = laws[depth[parent]][context[:, parent]]
-    stops = alive & (q.max(-1) < stop_below)
-    size, alive = np.where(stops, node, size), alive & ~stops
+    there[:, node] = there[:, parent] & (q.max(-1) >= stop_below)
     siblings = [Sibling(tokens[:, i], sampled[:, i]) for i in family if i < node]
     law, drawn, kept = rule(Place(node, len(siblings), len(family)), q, siblings)
-    drawn = drawn & alive
+    drawn = drawn & there[:, node]
     recorded[:, parent] = np.where(drawn[:, None], kept, recorded[:, parent])
-    law = np.where(alive[:, None], law, np.eye(vocabulary)[0])  # a row that has ended goes on alone
+    law = np.where(there[:, node, None], law, np.eye(vocabulary)[0])  # a node that is not there splits nothing
     row, token = np.nonzero(law > 0)
     probability = probability[row] * law[row, token]
-    tokens, context, sampled, recorded = tokens[row], context[row], sampled[row], recorded[row]
-    size, alive = size[row], alive[row]
+    tokens, context, sampled, recorded, there = tokens[row], context[row], sampled[row], recorded[row], there[row]
     tokens[:, node], sampled[:, node] = token, drawn[row]
     context[:, node] = context[:, parent] * vocabulary + token
-  spread = np.tile(np.asarray(parents, np.int32), (len(tokens), 1))
-  return Outcomes(tokens, spread, size.astype(np.int32), probability, sampled, recorded, replacement, sparse)
+  # The nodes that are there come first; the others are left behind them as poison.
+  order = np.argsort(~there, axis=1, kind="stable")
+  take = lambda x: np.take_along_axis(x, order, axis=1)
+  place = np.argsort(order, axis=1, kind="stable")  # where each node went
+  moved = np.take_along_axis(place, np.asarray(parents)[order], axis=1)
+  return Outcomes(take(tokens), np.where(take(there), moved, 0).astype(np.int32), there.sum(1).astype(np.int32),
+                  probability, take(sampled), np.take_along_axis(recorded, order[..., None], axis=1), replacement, sparse)
 
 
 def point(place, q, siblings):
@@ -240,14 +236,3 @@ def _without(q, siblings):
 def _normalised(weights):
   mass = weights.sum(-1, keepdims=True)
   return weights / np.where(mass > 0, mass, 1)
-
-
-def _depth_first(parents):
-  path = [0]
-  for node in range(1, len(parents)):
-    while path and path[-1] != parents[node]:
-      path.pop()
-    if not path:
-      return False
-    path.append(node)
-  return True

@@ -7,6 +7,7 @@ gives its greatest error in the probability of a text, `right(rules)` that of th
 import dataclasses
 from typing import Any, Callable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -136,4 +137,4 @@ def _error(verifier, tables, draft, setting=tables_lib.Setting()):
 def _inverted(weights, grid):
   """Indices i64[G] that the sampler draws from `weights` f64[N] at the uniforms `grid` f64[G]."""
   spread = jnp.tile(jnp.asarray(weights, jnp.float32), (len(grid), 1))
-  return np.asarray(sampling.invert(spread, jnp.asarray(grid, jnp.float32)))
+  return np.asarray(jax.jit(sampling.invert)(spread, jnp.asarray(grid, jnp.float32)))

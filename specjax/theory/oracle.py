@@ -13,6 +13,7 @@ import functools
 import jax
 import numpy as np
 
+from specjax import sampling
 from specjax.theory import drafts
 from specjax.theory import tables as tables_lib
 
@@ -84,8 +85,11 @@ def outcome_laws(verifier, tables: tables_lib.Tables, outcomes: drafts.Outcomes,
     logits = np.where((depth == d)[..., None], table[np.where(depth == d, context, 0)], logits)
   p = tables_lib.tree_laws(logits, padded.tokens, padded.parents, tables.depth, setting, dtype, distort)
   with jax.enable_x64(dtype == np.float64):
-    params = tables_lib.batched(setting.params, len(p), tables.vocabulary)
-    stop, following = _law(verifier, max(tables.depth, _DEPTH), p.astype(dtype), logits.astype(dtype), padded.tree(dtype), params)
+    # What a rule may want to know beside p is the temperature; the rest would only be other programs.
+    temperature = sampling.SamplingParams(temperature=np.asarray(setting.params.temperature).max())
+    params = tables_lib.batched(temperature, len(p), tables.vocabulary)
+    stop, following = _law(verifier, max(tables.depth, _DEPTH), p.astype(dtype), logits.astype(dtype),
+                           padded.tree(dtype), params)
     stop, following = (np.asarray(x, np.float64)[:rows, :width] for x in (stop, following))
   beyond = np.arange(width) >= outcomes.size[:, None]
   if not (np.abs(stop.sum(-1) - 1) < 1e-4).all() or stop.min() < -1e-6 or np.abs(stop[beyond]).sum() > 1e-6:

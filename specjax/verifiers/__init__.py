@@ -13,5 +13,10 @@ from specjax.verifiers.rejection import Rejection
 from specjax.verifiers.traversal import Traversal
 from specjax.verifiers.typical import Typical
 
-__all__ = ["Block", "Cascade", "Coupled", "GreedyMulti", "KSeq", "Lenient", "Point", "Recursive", "Rejection",
-           "Traversal", "Typical", "Verdict", "Verifier"]
+# By the name that flags and reports use.
+BY_NAME = {"point": Point, "coupled": Coupled, "rejection": Rejection, "recursive": Recursive, "block": Block,
+           "traversal": Traversal, "kseq": KSeq, "greedy_multi": GreedyMulti, "typical": Typical, "lenient": Lenient,
+           "cascade": Cascade}
+
+__all__ = ["BY_NAME", "Block", "Cascade", "Coupled", "GreedyMulti", "KSeq", "Lenient", "Point", "Recursive",
+           "Rejection", "Traversal", "Typical", "Verdict", "Verifier"]

@@ -79,6 +79,8 @@ class ByLaw:
 
   def law(self, p, tree, depth, **evidence):
     """See `Verifier.law`."""
+    if tree.width == 1:
+      return jnp.ones_like(p[..., 0]), p
     stop, rest = self.stops(p, tree, depth, **evidence)
     at = lambda node: self.next_at(p, tree, rest, jnp.full(tree.size.shape, node))
     weights = jax.vmap(at, out_axes=1)(jnp.arange(tree.width))
@@ -86,6 +88,8 @@ class ByLaw:
 
   def draw(self, logits, tree, params, mode, uniforms, depth):
     """See `Verifier.draw`."""
+    if tree.width == 1:  # nothing drafted, the plain step: no rule is asked
+      return match(sampling.draw(logits, params, uniforms.residual[:, None], mode), tree, depth)
     sampled = lambda: self._draw(logits, tree, params, mode, uniforms, depth)
     if not self.lossless:  # a rule that accepts more than the target would is one at temperature 0, too
       return sampled()

@@ -31,7 +31,7 @@ class Block(base.ByLaw):
     sums = jnp.cumsum(steps, axis=1)
     b = jnp.exp(sums - jax.lax.cummax(sums, axis=1))
     excess = _excess(p, tree, b)
-    passes = jnp.where(excess > 0, excess / jnp.where(excess > 0, excess + 1 - b, 1), b == 1)
+    passes = jnp.where(excess > 0, excess / jnp.where(excess > 0, excess + (1 - b), 1), b == 1)
     node = jnp.arange(tree.width)[None]
     last = tree.size[:, None] - 1
     passes = jnp.where(node < last, passes, jnp.where(node == last, b, 0)).at[:, 0].set(1)

@@ -50,7 +50,7 @@ def _visit(node, carry, tree, earlier):
   own = jnp.where(here, jnp.minimum(base.ratio(a * r[rows, token], q[rows, token]), 1), 0)
   excess = jnp.maximum(a[:, None] * r - q, 0)
   mass = excess.sum(-1)
-  after = jnp.where(mass > 0, mass / jnp.where(mass > 0, mass + 1 - a, 1), a == 1)
+  after = jnp.where(mass > 0, mass / jnp.where(mass > 0, mass + (1 - a), 1), a == 1)
   rest = base.normalise(excess, r)
   return (left.at[rows, parent].set(jnp.where(here[:, None], rest, r)),
           accept.at[rows, parent].set(jnp.where(here, after, a)).at[:, node].set(own))

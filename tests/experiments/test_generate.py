@@ -1,4 +1,5 @@
 """Generation at a terminal: the text of the library, streamed; colours on demand; a message at the end."""
+import ast
 import json
 import re
 import subprocess
@@ -14,10 +15,11 @@ PROMPT = "--prompt=ab ab ab ab ab"
 CAPTURE = """
 import json
 import specjax
-def stream(target, proposer, prompt, params, *, tokenizer, max_new_tokens, key):
+def stream(target, proposer, prompt, params, *, tokenizer, max_new_tokens, key, verifier, logprobs):
   import jax
   key = jax.random.key_data(key).tolist()
-  print(json.dumps([repr(proposer), list(map(int, prompt)), repr(params), max_new_tokens, key]))
+  print(json.dumps([repr(proposer), list(map(int, prompt)), repr(params), max_new_tokens, key, repr(verifier),
+                    logprobs]))
   sys.exit(0)
 specjax.stream = stream
 """
@@ -44,8 +46,15 @@ def ended(env):
       "sampled plain": ([*sampled, "--method=plain"], ""), "sampled ngram": (sampled, ""),
       "other seed": ([*sampled, "--seed=6", "--method=plain"], ""), "one token": ([PROMPT, "--max_new_tokens=1"], ""),
       "captured": ([PROMPT, "--system=Be brief.", "--temperature=0.5", "--top_k=4", "--top_p=0.5", "--min_p=0.25",
-                    "--seed=9", "--max_new_tokens=17"], CAPTURE),
-      "captured raw": ([PROMPT, "--raw"], CAPTURE), "interrupted": ([PROMPT], INTERRUPT),
+                    "--seed=9", "--max_new_tokens=17", "--repetition_penalty=1.5", "--logit_bias=7:-2.5,8:-inf",
+                    "--banned_ids=5,6", "--min_new_tokens=3", "--verifier=lenient", "--lenience=0.25",
+                    "--logprobs=2"], CAPTURE),
+      "captured raw": ([PROMPT, "--raw"], CAPTURE),
+      "logprobs": ([PROMPT, "--temperature=0.8", "--seed=5", "--logprobs=2", "--banned_ids=4"], ""),
+      "no alternatives": ([PROMPT, "--logprobs=0"], ""),
+      "lossy": ([PROMPT, "--temperature=0.8", "--verifier=typical", "--typical_epsilon=0.001"], ""),
+      "lossy plain": ([PROMPT, "--method=plain", "--max_new_tokens=1", "--verifier=typical"], ""),
+      "interrupted": ([PROMPT], INTERRUPT),
   }
   given = [("generate", [*FLAGS, *args], setup) for args, setup in cases.values()]
   return dict(zip(cases, programs.run_all(given, env=env), strict=True))
@@ -87,18 +96,56 @@ def test_colours(ended):
 
 
 def test_settings_reach_the_library(ended):
-  proposer, prompt, params, limit, key = json.loads(ended["captured"].out)
+  proposer, prompt, params, limit, key, verifier, logprobs = json.loads(ended["captured"].out)
   tokenizer = checkpoints.Tokenizer.from_folder(programs.ROOT / programs.TINY)
   assert "num_tokens=3" in proposer
   assert prompt == tokenizer.chat([{"role": "system", "content": "Be brief."},
                                    {"role": "user", "content": "ab ab ab ab ab"}])
-  assert params == "SamplingParams(temperature=0.5, top_k=4, top_p=0.5, min_p=0.25, seed=[9])"
+  assert params == ("SamplingParams(temperature=0.5, top_k=4, top_p=0.5, min_p=0.25, seed=[9], "
+                    "repetition_penalty=1.5, logit_bias={7: -2.5, 8: -inf}, banned_ids=[5, 6], min_new_tokens=3)")
+  assert (verifier, logprobs) == ("Lenient(lenience=0.25)", 2)
   assert (limit, key) == (17, [0, 9])
 
 
 def test_raw(ended):
   tokenizer = checkpoints.Tokenizer.from_folder(programs.ROOT / programs.TINY)
   assert json.loads(ended["captured raw"].out)[1] == tokenizer.encode("ab ab ab ab ab", add_special_tokens=True)
+
+
+def test_logprobs_are_a_table_behind_the_text(ended):
+  end = ended["logprobs"]
+  assert end.code == 0, end.err
+  lines = end.err.split("token ", 1)[1].split("\n\n")[0].splitlines()
+  assert lines[0].split() == ["processed", "raw", "most", "probable,", "raw"]
+  tokens = _numbers(end)[0]
+  assert len(lines) == 1 + tokens
+  pattern = re.compile(r"""(?P<token>'.*'|".*") +(?P<own>-?[\d.]+) +(?P<raw>-[\d.]+)  (?P<a>'.*'|".*") """
+                       r"""(?P<first>-[\d.]+)  (?P<b>'.*'|".*") (?P<second>-[\d.]+)""")
+  rows = [pattern.fullmatch(line) for line in lines[1:]]
+  assert all(rows), lines
+  text = "".join(ast.literal_eval(row["token"]) for row in rows)
+  assert text.startswith(end.out[:10])
+  for row in rows:
+    first, second, raw, own = (float(row[name]) for name in ("first", "second", "raw", "own"))
+    assert 0 > first >= second and raw <= first + 1e-3
+    if row["token"] == row["a"]:
+      assert raw == pytest.approx(first, abs=2e-3)
+  assert any(abs(float(row["own"]) - float(row["raw"])) > 0.01 for row in rows)  # two laws, at temperature 0.8
+
+
+def test_logprobs_without_alternatives(ended):
+  lines = ended["no alternatives"].err.split("token ", 1)[1].split("\n\n")[0].splitlines()
+  assert lines[0].split() == ["processed", "raw"]
+  assert {line.split()[-2] for line in lines[1:]} == {"0.000"}  # greedy: the processed law is one-hot
+  assert ended["no alternatives"].out == ended["ngram"].out
+  assert "processed" not in ended["ngram"].err
+
+
+def test_a_lossy_text_is_called_so(ended):
+  assert ended["lossy"].code == 0, ended["lossy"].err
+  assert ended["lossy"].message == "LOSSY: typical; the text is not the target's"
+  for name in ("lossy plain", "sampled ngram"):  # nothing was judged; a lossless rule
+    assert ended[name].code == 0 and "LOSSY" not in ended[name].err
 
 
 def test_an_interrupt_is_no_accident(ended):

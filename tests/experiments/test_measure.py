@@ -17,6 +17,8 @@ from specjax import checkpoints
 from specjax import counters as counters_lib
 from specjax import drivers
 from specjax import proposers
+from specjax import testing
+from specjax import verifiers
 from specjax.testing import DummyTarget
 
 TINY = pathlib.Path(__file__).parents[1] / "fixtures" / "tiny_llama"
@@ -39,10 +41,11 @@ def request(name="a", *turns, category="chat", language="en", source="w.jsonl:1"
   return workloads.Request(id=name, category=category, language=language, turns=turns, source=source)
 
 
-def make_plan(tokenizer, requests, *, methods=None, batch_size=1, repeats=1, max_new_tokens=12, raw=False, **target):
+def make_plan(tokenizer, requests, *, methods=None, batch_size=1, repeats=1, max_new_tokens=12, raw=False,
+              verifier=verifiers.Point(), **target):
   return measure.Plan(target=DummyTarget(vocab=tokenizer.vocab_size, order=1, **target), tokenizer=tokenizer,
                       methods=methods or METHODS, batches=measure.batches(requests, batch_size), repeats=repeats,
-                      max_new_tokens=max_new_tokens, raw=raw)
+                      max_new_tokens=max_new_tokens, raw=raw, verifier=verifier)
 
 
 class Driver:
@@ -59,11 +62,11 @@ class Driver:
   def arms(self):
     return ["ngram" if isinstance(call["proposer"], proposers.NGram) else "plain" for call in self.calls]
 
-  def generate(self, target, proposer, prompts, params=None, *, max_new_tokens, key):
+  def generate(self, target, proposer, prompts, params=None, *, max_new_tokens, key, verifier):
     del target
     self.programs += len(self.calls) in self._compiles
     self.calls.append({"proposer": proposer, "prompts": prompts, "seeds": list(params.seed), "key": key,
-                       "params": params})
+                       "params": params, "verifier": verifier})
     rows, mine = len(prompts), 30 + len(self.calls)
     counters = counters_lib.zero_counters(rows, proposer.max_depth, 3)
     counters = jax.tree.map(np.asarray, counters).replace(steps=np.arange(rows) + 3)
@@ -200,10 +203,16 @@ def test_seeds_depend_on_the_request_alone(monkeypatch, tokenizer):
 
 def test_flags_reach_the_driver(monkeypatch, tokenizer):
   driver = Driver(monkeypatch)
-  with flagsaver.flagsaver(temperature=0.7, top_k=5, top_p=0.9, min_p=0.05, seed=11):
-    records = [r for batch in run(make_plan(tokenizer, [request()])) for r in batch]
+  with flagsaver.flagsaver(temperature=0.7, top_k=5, top_p=0.9, min_p=0.05, seed=11, presence_penalty=0.5,
+                           logit_bias=["3:-1", "4: -inf"], banned_ids=["8"], allowed_ids=["1", "3"],
+                           min_new_tokens=2):
+    records = [r for batch in run(make_plan(tokenizer, [request()], verifier=verifiers.Block())) for r in batch]
   params = driver.calls[0]["params"]
   assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.7, 5, 0.9, 0.05)
+  assert (params.presence_penalty, params.logit_bias, params.min_new_tokens) == (0.5, {3: -1, 4: -np.inf}, 2)
+  assert (params.banned_ids, params.allowed_ids) == ([8], [1, 3])
+  assert {call["verifier"] for call in driver.calls} == {verifiers.Block()}
+  assert {(r["verifier"], r["lossless"]) for r in records} == {("block", True)}
   assert (jax.random.key_data(driver.calls[0]["key"]) == jax.random.key_data(jax.random.key(11))).all()
   assert {r["temperature"] for r in records} == {0.7}
 
@@ -251,6 +260,36 @@ def test_check_counts_raw_prompts_without_the_template(tokenizer):
   measure.check(make_plan(tokenizer, requests, raw=True, max_context=32))
   with pytest.raises(ValueError):
     measure.check(make_plan(tokenizer, requests, max_context=32))
+
+
+def test_plain_decoding_is_lossless_under_any_verifier(monkeypatch, tokenizer):
+  Driver(monkeypatch)
+  records = [r for b in run(make_plan(tokenizer, [request()], verifier=verifiers.Typical())) for r in b]
+  assert {(r["method"], r["verifier"], r["lossless"]) for r in records} == {("plain", "typical", True),
+                                                                           ("ngram", "typical", False)}
+
+
+@pytest.mark.parametrize("given, parts", [
+    ({"banned_ids": ["7", "99999"]}, ["banned_ids", "99999", "target's ids"]),
+    ({"allowed_ids": ["1"], "min_new_tokens": 2}, ["min_new_tokens=2", "[1]"]),
+    ({"min_new_tokens": 13}, ["min_new_tokens=13", "max_new_tokens=12"]),
+])
+def test_check_holds_sampling_parameters_against_the_target(tokenizer, given, parts):
+  plan = make_plan(tokenizer, [request()], eos_ids=(1,))
+  with flagsaver.flagsaver(**given), pytest.raises(ValueError) as error:
+    measure.check(plan)
+  for part in parts:
+    assert part in str(error.value)
+
+
+def test_check_holds_the_verifier_against_the_drafts(tokenizer):
+  """The driver's own word on it, for what `rules.check` cannot know without a target; plain takes any."""
+  noisy = testing.NoisySelf(parents=(0, 0, 0), rule="without_replacement")
+  measure.check(make_plan(tokenizer, [request()], methods={"plain": METHODS["plain"]}, verifier=verifiers.KSeq()))
+  with pytest.raises(ValueError, match="KSeq cannot verify.*with replacement"):
+    measure.check(make_plan(tokenizer, [request()], methods={"a": noisy}, verifier=verifiers.KSeq()))
+  with pytest.raises(ValueError, match="Block verifies chains only"):
+    measure.check(make_plan(tokenizer, [request()], methods={"a": noisy}, verifier=verifiers.Block()))
 
 
 @pytest.mark.usefixtures("quick_compile_here")

@@ -111,7 +111,7 @@ def test_rows_are_independent():
 @functools.partial(jax.jit, static_argnums=5)
 def propose_jit(tokens, length, active, budget, eos, proposer):
   rules = stopping.StopRules(eos=eos, sequences=jnp.full((tokens.shape[0], 1, 1), -1, jnp.int32))
-  context = proposers.Context(tokens=tokens, length=length, active=active, budget=budget,
+  context = proposers.Context(tokens=tokens, length=length, start=length, active=active, budget=budget,
                               params=sampling.SamplingParams(), rules=rules)
   return proposer.propose(None, None, proposer.init(None, tokens.shape[0], SLOTS), context, None)
 

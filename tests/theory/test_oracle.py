@@ -83,3 +83,15 @@ def test_what_is_no_law_is_refused():
     drafts.named("iid", (0, 0, 1, 2)) and oracle.outcome_laws(
         verifiers.Rejection(), TABLES, drafts.named("iid", (0, 0, 1, 2)).outcomes(
             tables_lib.random_tables(9, 3, 3), tables_lib.Setting()))
+
+
+@pytest.mark.parametrize("verifier, name, parents", [
+    ("Rejection", "iid", (0, 0, 1)), ("Block", "iid", (0, 0, 1)), ("Recursive", "without_replacement", (0, 0, 0, 0)),
+    ("Traversal", "without_replacement", (0, 0, 0, 0)),
+])
+def test_a_draft_that_differs_by_rounding(verifier, name, parents):
+  tables, rng = tables_lib.random_tables(12, 3, 2), np.random.default_rng(12)
+  noisy = dataclasses.replace(tables, draft=tuple(x + 1e-7 * rng.normal(size=x.shape) for x in tables.target))
+  result = oracle.text_law(getattr(verifiers, verifier)(), noisy, drafts.named(name, parents), dtype=np.float32)
+  depth = 2 if parents == CHAIN else 1
+  assert result.max_error < 1e-6 and result.expected_accepted == pytest.approx(depth, abs=1e-5)
