@@ -4,7 +4,7 @@
   python -m experiments.speed --only=verify
 
 All figures are medians or ratios of medians taken interleaved in one run, with the least and greatest sample beside
-them. `--prototype` adds the single-file loop that is the floor for speed; without it ratios are relative to our width 1.
+them. `--prototype` adds the single-file loop that is the floor for speed; else ratios are relative to our width 1.
 Verification is timed apart from a model, in milliseconds; `--only=verify` times nothing else and loads no weights.
 """
 import json

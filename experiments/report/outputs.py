@@ -130,8 +130,10 @@ def _facts(line: dict[str, Any], drafted: list[bool]) -> list[str]:
     facts.append(f"{sum(map(bool, drafted))} of {len(drafted)} tokens from the draft")
   counters = line.get("counters")
   for name, value in (counters.items() if isinstance(counters, dict) else ()):
-    if isinstance(value, int | float):
+    if isinstance(value, int):
       facts.append(f"{name.replace('_', ' ')} {value:,}")
+    elif isinstance(value, float) and value:  # of a lossy verifier
+      facts.append(f"{name.replace('_', ' ')} {value:.3g}")
   for name, value in line.items():
     if name.endswith("_ms") and isinstance(value, int | float):
       facts.append(f"{name.removesuffix('_ms').replace('_', ' ')} {tables.short(value)} ms")

@@ -95,9 +95,9 @@ def _settings(run: run_folder.Run, methods: Sequence[str], labels: dict[str, str
   for temperature, batch in sorted(cells, key=lambda key: [(value is None, value or 0) for value in key]):
     groups = cells[temperature, batch]
     pooled = [group for group in groups if group["language"] == ALL]
-    labels = [_text(value) for value in (temperature, batch)]
-    title = "temperature {}, batch size {}".format(*labels) if len(cells) > 1 else ""
-    suffix = "_t{}_b{}".format(*labels) if len(cells) > 1 else ""
+    values = [_text(value) for value in (temperature, batch)]
+    title = "temperature {}, batch size {}".format(*values) if len(cells) > 1 else ""
+    suffix = "_t{}_b{}".format(*values) if len(cells) > 1 else ""
     drafting = [method for method in methods if method != PLAIN]
     result.append(Setting(
         title=title,

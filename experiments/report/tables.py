@@ -100,7 +100,7 @@ def lossy_lines(groups: Sequence[Group], *, rates: bool = True) -> list[str]:
   for method, names in lossy(groups).items():
     own = [group for group in groups if group["method"] == method and group["category"] == group["language"] == ALL]
     bounds = ", ".join(gap(group.get("total_variation_bound")) for group in own if rates) or DASH
-    lines.append(f"LOSSY: {', '.join(names)}; {method}, bound per token: mean total variation {bounds}; the text is "
+    lines.append(f"LOSSY: {', '.join(names)}; {method}, bound per token: mean total variation {bounds}, the text is "
                  "not the target's")
   return lines
 

@@ -67,6 +67,12 @@ class Proposer(Protocol):
     """Drafts a tree of at most `max_nodes` nodes below `context.pending`; a row with nothing to draft has size 1.
 
     `keys` are the rows' keys, key[B]. Rows are independent: nothing that a row drafts may depend on its neighbours.
+
+    A drafted token is a point, chosen, or sampled, with the law q that it was drawn from, after every processor (see
+    `TokenTree`; draw with `keys.step_noise`, or with `keys.position_noise` for the coupled verifier). Whether a sampled
+    node is drafted at all may depend on its ancestors and on q at its parent, never on its own token or on what was
+    drawn after it: dropping what does not look good afterwards changes the law of the text. An illegal or duplicate
+    sampled token stays in the tree and is rejected.
     """
 
   def observe(self, target: models.Target, state: State, committed: Committed) -> State:

@@ -1,7 +1,7 @@
 """Numbers of speculative decoding that need no enumeration.
 
-Leviathan et al. (arXiv 2211.17192) with p the target's law and q the draft's; "accepted" counts drafted tokens only, the
-new token of a step apart.
+Leviathan et al. (arXiv 2211.17192) with p the target's law and q the draft's; "accepted" counts drafted tokens only,
+the new token of a step apart.
 """
 import numpy as np
 

@@ -1,8 +1,9 @@
 """Draft rules that say everything they may draft: all outcomes with their probabilities, for the oracle.
 
-A rule draws the nodes of a shape in their order. For each it is told q at the parent, what the earlier siblings are, and
-the node's place; it returns the law of the token, whether the node counts as drawn, and the law that the tree records at
-the parent. It never sees p, the verifier's uniforms, or a later node, which is all that losslessness asks of a drafter.
+A rule draws the nodes of a shape in their order. For each it is told q at the parent, what the earlier siblings are,
+and the node's place; it returns the law of the token, whether the node counts as drawn, and the law that the tree
+records at the parent. It never sees p, the verifier's uniforms, or a later node, which is all that losslessness asks of
+a drafter.
 
 Letters: R outcomes, T nodes, D depth, V vocabulary, K ids of a sparse law.
 """
@@ -69,7 +70,8 @@ class Sibling(NamedTuple):
   sampled: np.ndarray  # bool[R]
 
 
-# (place, q at the parent f64[R, V], earlier siblings) -> law of the token f64[R, V], sampled bool[R], recorded f64[R, V]
+# (place, q at the parent f64[R, V], earlier siblings) -> law of the token f64[R, V], sampled bool[R], and the law that
+# is recorded at the parent f64[R, V]
 Rule = Callable[[Place, np.ndarray, list[Sibling]], tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
@@ -128,8 +130,9 @@ def enumerate_drafts(rule: Rule, parents: tuple[int, ...], laws: tuple[np.ndarra
   take = lambda x: np.take_along_axis(x, order, axis=1)
   place = np.argsort(order, axis=1, kind="stable")  # where each node went
   moved = np.take_along_axis(place, np.asarray(parents)[order], axis=1)
-  return Outcomes(take(tokens), np.where(take(there), moved, 0).astype(np.int32), there.sum(1).astype(np.int32),
-                  probability, take(sampled), np.take_along_axis(recorded, order[..., None], axis=1), replacement, sparse)
+  return Outcomes(tokens=take(tokens), parents=np.where(take(there), moved, 0).astype(np.int32),
+                  size=there.sum(1).astype(np.int32), probability=probability, sampled=take(sampled),
+                  q=np.take_along_axis(recorded, order[..., None], axis=1), replacement=replacement, sparse=sparse)
 
 
 def point(place, q, siblings):

@@ -107,7 +107,7 @@ def accepts_at_zero(rules, honest: bool = False) -> float:
   tables = tables_lib.context_free((0, .5, .5), (1 / 3, 1 / 3, 1 / 3), 1)
   outcomes = drafts.named("iid", (0, 0)).outcomes(tables, tables_lib.Setting())
   row = outcomes.tokens[:, 1].tolist().index(0)
-  stop, following = (x[row] for x in oracle.outcome_laws(rules.Rejection(), tables, outcomes))
+  stop, following = (x[row] for x in oracle.laws(rules.Rejection(), oracle.prepare(tables, outcomes)))
   node = _inverted(stop, grid)
   token = _inverted(following[0], grid)
   return float(np.mean((node > 0) | (token == 0)))

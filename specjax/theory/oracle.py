@@ -1,9 +1,9 @@
 """The law of the text that a verifier makes of a drafter, exactly, against the target's own.
 
-Exact mass is pushed through: for every draft outcome the verifier's `law` gives the mass of each (stop node, new token);
-together these are a law over emitted prefixes. Each prefix is extended by the target's conditionals to D + 1 tokens and
-the result compared with the target's joint. A right rule gives rounding error; the almost-right rules in `negatives`
-give a hundredth or more. Much stronger than statistics of samples, and cheap while V <= 5 and D <= 3.
+Exact mass is pushed through: for every draft outcome the verifier's `law` gives the mass of each (stop node, new
+token); together these are a law over emitted prefixes. Each prefix is extended by the target's conditionals to D + 1
+tokens and the result compared with the target's joint. A right rule gives rounding error; the almost-right rules in
+`negatives` give a hundredth or more. Much stronger than statistics of samples, and cheap while V <= 5 and D <= 3.
 
 Letters: R outcomes, T nodes, D depth, V vocabulary.
 """
@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from specjax import sampling
+from specjax import tree as tree_lib
 from specjax.theory import drafts
 from specjax.theory import tables as tables_lib
 
@@ -40,40 +41,46 @@ class Result:
     return float(np.abs(self.law - self.target).sum() / 2)
 
 
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """A draft on tables under a setting, with all that does not depend on the verifier."""
+  outcomes: drafts.Outcomes
+  target: tuple[np.ndarray, ...]  # the target's law after every context
+  tree: tree_lib.TokenTree        # the outcomes, padded
+  p: np.ndarray                   # the target's law at every node, as a step computes it
+  logits: np.ndarray              # before any processor
+  params: sampling.SamplingParams  # batched: the temperature alone
+  depth: int                      # static bound of the tree's depth
+  dtype: type
+
+
 def text_law(verifier, tables: tables_lib.Tables, draft, setting: tables_lib.Setting = tables_lib.Setting(),
              dtype=np.float64, distort=None) -> Result:
   """The law of the text over one step, exactly.
 
   Args:
     verifier: see `verifiers.base.Verifier`; only `law` is used (and `evidence`, where it has one).
+    tables, draft, setting, dtype, distort: see `prepare`.
+
+  Raises:
+    ValueError: outcomes whose probabilities do not sum to 1, or see `judge`.
+  """
+  return judge(verifier, prepare(tables, draft.outcomes(tables, setting, dtype), setting, dtype, distort))
+
+
+def prepare(tables: tables_lib.Tables, outcomes: drafts.Outcomes,
+            setting: tables_lib.Setting = tables_lib.Setting(), dtype=np.float64, distort=None) -> Case:
+  """Everything that verifiers share who judge the same outcomes.
+
+  Args:
     tables: the target and the draft.
-    draft: anything with `outcomes(tables, setting, dtype) -> drafts.Outcomes`, such as `drafts.Draft`.
+    outcomes: all that may be drafted, such as from `drafts.Draft.outcomes`.
     setting: prompt and parameters.
     dtype: float64 (under x64) or float32: what laws, pipeline and verifier compute in.
     distort: see `tables.tree_laws`.
 
   Raises:
-    ValueError: outcomes whose probabilities do not sum to 1.
-  """
-  target = tables_lib.conditionals(tables.target, setting, dtype=dtype)
-  outcomes = draft.outcomes(tables, setting, dtype)
-  stop, following = outcome_laws(verifier, tables, outcomes, setting, dtype, distort)
-  depth, context = outcomes.contexts()
-  mass = outcomes.probability[:, None] * stop
-  if abs(outcomes.probability.sum() - 1) > 1e-5:
-    raise ValueError(f"the draft's outcomes have probability {outcomes.probability.sum():.9g} together; it must be 1")
-  return Result(law=_extend(mass[..., None] * following, depth, context, target),
-                target=tables_lib.joint(target).reshape([tables.vocabulary] * (tables.depth + 1)),
-                expected_accepted=float((mass * depth).sum()))
-
-
-def outcome_laws(verifier, tables: tables_lib.Tables, outcomes: drafts.Outcomes,
-                 setting: tables_lib.Setting = tables_lib.Setting(), dtype=np.float64,
-                 distort=None) -> tuple[np.ndarray, np.ndarray]:
-  """What `verifier.law` says of each outcome: stop f64[R, T] and next f64[R, T, V].
-
-  Raises:
-    ValueError: a tree deeper than the tables, or a verifier's stop that is not a law over valid nodes.
+    ValueError: a tree deeper than the tables.
   """
   rows, width = outcomes.tokens.shape
   padded = _pad(outcomes, tables.vocabulary)
@@ -84,16 +91,47 @@ def outcome_laws(verifier, tables: tables_lib.Tables, outcomes: drafts.Outcomes,
   for d, table in enumerate(tables.target):
     logits = np.where((depth == d)[..., None], table[np.where(depth == d, context, 0)], logits)
   p = tables_lib.tree_laws(logits, padded.tokens, padded.parents, tables.depth, setting, dtype, distort)
+  # What a rule may want to know beside p is the temperature; the rest would only be other programs.
+  temperature = sampling.SamplingParams(temperature=np.asarray(setting.params.temperature).max())
   with jax.enable_x64(dtype == np.float64):
-    # What a rule may want to know beside p is the temperature; the rest would only be other programs.
-    temperature = sampling.SamplingParams(temperature=np.asarray(setting.params.temperature).max())
-    params = tables_lib.batched(temperature, len(p), tables.vocabulary)
-    stop, following = _law(verifier, max(tables.depth, _DEPTH), p.astype(dtype), logits.astype(dtype),
-                           padded.tree(dtype), params)
+    return Case(outcomes=outcomes, target=tables_lib.conditionals(tables.target, setting, dtype=dtype),
+                tree=padded.tree(dtype), p=p.astype(dtype), logits=logits.astype(dtype),
+                params=tables_lib.batched(temperature, len(p), tables.vocabulary), depth=max(tables.depth, _DEPTH),
+                dtype=dtype)
+
+
+def judge(verifier, case: Case) -> Result:
+  """The law of the text that `verifier` makes of a case.
+
+  Raises:
+    ValueError: outcomes whose probabilities do not sum to 1, or a verifier's stop that is not a law over valid nodes.
+  """
+  outcomes, vocabulary = case.outcomes, case.p.shape[-1]
+  if abs(outcomes.probability.sum() - 1) > 1e-5:
+    raise ValueError(f"the draft's outcomes have probability {outcomes.probability.sum():.9g} together; it must be 1")
+  stop, following = laws(verifier, case)
+  depth, context = outcomes.contexts()
+  mass = outcomes.probability[:, None] * stop
+  return Result(law=_extend(mass[..., None] * following, depth, context, case.target),
+                target=tables_lib.joint(case.target).reshape([vocabulary] * len(case.target)),
+                expected_accepted=float((mass * depth).sum()))
+
+
+def laws(verifier, case: Case) -> tuple[np.ndarray, np.ndarray]:
+  """What `verifier.law` says of each outcome: stop f64[R, T] and next f64[R, T, V].
+
+  Raises:
+    ValueError: a verifier's stop that is not a law over valid nodes.
+  """
+  outcomes = case.outcomes
+  rows, width = outcomes.tokens.shape
+  with jax.enable_x64(case.dtype == np.float64):
+    stop, following = _law(verifier, case.depth, case.p, case.logits, case.tree, case.params)
     stop, following = (np.asarray(x, np.float64)[:rows, :width] for x in (stop, following))
   beyond = np.arange(width) >= outcomes.size[:, None]
-  if not (np.abs(stop.sum(-1) - 1) < 1e-4).all() or stop.min() < -1e-6 or np.abs(stop[beyond]).sum() > 1e-6:
-    raise ValueError(f"stop of {verifier} is not a law over the valid nodes: {stop[np.argmax(np.abs(stop.sum(-1) - 1))]}")
+  wrong = (np.abs(stop.sum(-1) - 1) + np.maximum(-stop, 0).sum(-1) + np.abs(np.where(beyond, stop, 0)).sum(-1))
+  if not (wrong < 1e-5).all():
+    raise ValueError(f"stop of {verifier} is not a law over the valid nodes: {stop[np.argmax(~(wrong < 1e-5))]}")
   return stop, following
 
 

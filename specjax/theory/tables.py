@@ -1,7 +1,7 @@
 """Target and draft as tables over all contexts, and the laws that the real processor pipeline makes of them.
 
-Small enough to enumerate: a vocabulary of V <= 5 and every context of at most D tokens behind the pending one. The tables
-hold logits; a law is got from them by `sampling.process`, so that an oracle that compares laws judges processors, too.
+Small enough to enumerate: a vocabulary of V <= 5 and every context of at most D tokens behind the pending one. The
+tables hold logits; a law is got from them by `sampling.process`, so that what compares laws judges processors.
 The target's own law is taken as plain decoding takes it, every context in a tree of one node; a verifier's p is taken
 from the drafted tree at once (`tree_laws`), so a wrong history or mask along a path shows as a difference.
 
@@ -144,10 +144,10 @@ def spell(contexts: np.ndarray, length: int, vocabulary: int) -> np.ndarray:
 
 
 def few_sizes(rows: int) -> int:
-  """A batch size that holds `rows`, one of few, so that few programs compile: 64, 512, 4096, .."""
+  """A batch size that holds `rows`, one of few, so that few programs compile: 64, 1024, 4096, 16384, .."""
   size = 64
   while size < rows:
-    size *= 8
+    size *= 16 if size == 64 else 4
   return size
 
 

@@ -1,10 +1,10 @@
 """How often one of k drafted tokens can be accepted at best, and how often the known rules accept one.
 
-With k candidates S drawn below one node, a lossless rule is a coupling of S with a token y ~ p, and accepts when y is in
-S. The best coupling is a linear program (`optimal_by_program`); its dual is alpha* = 1 + min over H of p(H) - Q_k(H),
-where Q_k(H) is the chance that all candidates lie in H, and the best H is a prefix of the tokens sorted by q / p
-(`optimal`; Hu et al., arXiv 2502.18779; Khisti et al., arXiv 2410.18234). Sampling the candidates without replacement
-matters more than the rule that verifies them.
+With k candidates S drawn below one node, a lossless rule is a coupling of S with a token y ~ p, and accepts when y is
+in S. The best coupling is a linear program (`optimal_by_program`); its dual is alpha* = 1 + min over H of
+p(H) - Q_k(H), where Q_k(H) is the chance that all candidates lie in H, and the best H is a prefix of the tokens sorted
+by q / p (`optimal`; Hu et al., arXiv 2502.18779; Khisti et al., arXiv 2410.18234). Sampling the candidates without
+replacement matters more than the rule that verifies them.
 
 Everything here is for laws p, q f64[V] small enough to enumerate. `replacement` as in `TokenTree`.
 """
@@ -69,7 +69,8 @@ def single(p: np.ndarray, q: np.ndarray) -> float:
 
 def naive(p: np.ndarray, q: np.ndarray, k: int, replacement: bool) -> float:
   """Draw y ~ p and accept it if it is among the candidates."""
-  return float(sum(mass * sum(p[token] for token in set(drawn)) for drawn, mass in candidates(q, k, replacement).items()))
+  law = candidates(q, k, replacement)
+  return float(sum(mass * sum(p[token] for token in set(drawn)) for drawn, mass in law.items()))
 
 
 def recursive(p: np.ndarray, q: np.ndarray, k: int, replacement: bool) -> float:

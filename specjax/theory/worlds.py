@@ -150,6 +150,6 @@ def _chain_laws(verifier, tables, text, gamma):
   q = tables_lib.conditionals(below.draft, tables_lib.Setting())
   chain = drafts.named("iid", (0, *range(gamma)))
   outcomes = chain.outcomes(below, tables_lib.Setting())
-  stop, following = oracle.outcome_laws(verifier, below, outcomes)
+  stop, following = oracle.laws(verifier, oracle.prepare(below, outcomes))
   drafted = [tuple(map(int, row)) for row in outcomes.tokens[:, 1:]]
   return dict(zip(drafted, zip(stop, following, strict=True), strict=True)), q

@@ -41,7 +41,8 @@ class Block:
       last = node == tree.size - 1
       chance = jnp.where(last, b if self.capped else jnp.minimum(1, uncapped), inner)
       passes.append(jnp.where(node < tree.size, chance, 0) if node else jnp.ones(batch, p.dtype))
-      following.append(jnp.where((last | (mass <= 0))[:, None], p[:, node], left / jnp.where(mass > 0, mass, 1)[:, None]))
+      residual = left / jnp.where(mass > 0, mass, 1)[:, None]
+      following.append(jnp.where((last | (mass <= 0))[:, None], p[:, node], residual))
     stop, later = [], jnp.ones(batch, p.dtype)
     for chance in reversed(passes):
       stop.append(chance * later)

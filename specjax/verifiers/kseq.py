@@ -4,6 +4,9 @@ SpecTr (Sun et al., NeurIPS 2023, arXiv 2310.15141). With beta(rho) = sum of min
 of 1 - (1 - beta)^k = rho beta, per node; then the residual p - min(q, p / rho) (1 - (1 - beta)^k) / beta is nowhere
 negative. Any greater rho is lossless, too, so the upper end of the bisection is taken. At least (1 - 1/e) of the
 optimal acceptance; equals rejection for one child.
+
+How many siblings a node has must not depend on what the earlier ones were: rho is that of their number, and a drafter
+that stops after a token that it likes would be biased here (recursive rejection would forgive it).
 """
 import dataclasses
 
@@ -40,8 +43,8 @@ class KSeq(base.ByLaw):
     earlier_refused = jnp.where(earlier, (1 - accept)[:, None], 1).prod(-1)
     all_refused = jnp.ones_like(accept).at[rows, tree.parents].multiply(1 - accept)
     alive = siblings.points(tree, earlier, tree.drafted & ~sampled)
-    drafted_mass = jnp.minimum(jnp.where(tree.drafted, tree.q.of(tree.parents, tree.tokens).astype(p.dtype), 0),
-                               target / at(rho))
+    q = jnp.where(tree.drafted & (at(count) > 0), tree.q.of(tree.parents, tree.tokens).astype(p.dtype), 0)
+    drafted_mass = jnp.minimum(q, target / at(rho))
     left = _divide(target - drafted_mass * at(factor), at(1 - accepted))
     edge = jnp.where(alive, at(all_refused) * left, earlier_refused * accept)
     return siblings.stop_at(edge, tree, depth), (rho, factor, alive)
@@ -52,7 +55,8 @@ class KSeq(base.ByLaw):
     pick = lambda x: jnp.take_along_axis(x, node[:, None], axis=1)
     here = jnp.take_along_axis(p, node[:, None, None], axis=1)[:, 0]
     q = tree.q.row(node, p.shape[-1]).astype(p.dtype)
-    left = jnp.maximum(here - jnp.minimum(q, here / pick(rho)) * pick(factor), 0)
+    drafted_mass = jnp.where(pick(factor) > 0, jnp.minimum(q, here / pick(rho)) * pick(factor), 0)
+    left = jnp.maximum(here - drafted_mass, 0)
     return siblings.without_children(left, tree, alive, node)
 
 

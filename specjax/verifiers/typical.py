@@ -53,7 +53,6 @@ class Typical(base.ByLaw):
     seen = base.at_parent(p, tree)
     accepted = tree.drafted & (seen > jnp.take_along_axis(threshold, tree.parents, axis=1))
     alive = siblings.along_paths(accepted.astype(p.dtype), tree, depth) > 0
-    level = tree_lib.depths(tree_lib.ancestors(tree.parents, depth))
+    level = jnp.where(alive & tree.valid, tree_lib.depths(tree_lib.ancestors(tree.parents, depth)), -1)
     chance = siblings.along_paths(jnp.where(tree.drafted, seen, 1), tree, depth)
-    score = jnp.where(alive & tree.valid, level + jnp.where(chance > 0, chance, 0) / 2, -1)
-    return jnp.argmax(score, -1).astype(jnp.int32)
+    return jnp.argmax(jnp.where(level == level.max(-1, keepdims=True), chance, -1), -1).astype(jnp.int32)

@@ -106,6 +106,10 @@ def more(tmp_path_factory, env, arguments, main):
       "sampled": (["--temperature=0.8", "--top_p=0.95", "--seed=3", "--nocosts", f"--workload={workload}"], ""),
       "sampled again": (["--temperature=0.8", "--top_p=0.95", "--seed=4", "--nocosts", "--methods=plain",
                          f"--workload={workload}"], ""),
+      "coupled": (["--verifier=coupled", "--temperature=0.8", "--repetition_penalty=1.2", "--min_new_tokens=16",
+                   "--banned_ids=5", "--nocosts", f"--workload={workload}"], ""),
+      "lossy": (["--verifier=typical", "--typical_epsilon=0.001", "--temperature=0.8", "--categories=chat",
+                 "--min_new_tokens=12", f"--workload={workload}"], PEAKS),
       "batch": (["--batch_size=2", "--methods=ngram", "--nocosts", f"--workload={workload}"], ""),
       "one method": (["--methods=ngram", "--nocosts", "--limit=1", f"--workload={workload}"], ""),
       "raw": (["--methods=plain", "--raw", "--nocosts", "--languages=ko", f"--workload={workload}"], ""),
@@ -232,7 +236,7 @@ def test_the_report_shows_the_run(main):
   assert all(name in page for name in ("chat-1", "ngram", "code"))
 
 
-@pytest.mark.parametrize("name", ["sampled", "batch", "one method", "raw", "whole", "cut", "overwrite"])
+@pytest.mark.parametrize("name", ["sampled", "coupled", "lossy", "batch", "one method", "raw", "whole", "cut", "overwrite"])
 def test_other_runs_end_well(more, name):
   end, folder = more[name]
   assert end.code == 0, end.err
@@ -248,6 +252,38 @@ def test_a_seed_gives_the_text_of_plain_decoding_at_any_temperature(more):
   groups = load(more["sampled"][1], "summary.json")["groups"]
   assert {g["identical_to_plain"] is None for g in groups} == {True}
   assert {g["temperature"] for g in groups} == {0.8}
+
+
+def test_another_verifier_and_more_parameters_reach_every_arm(more):
+  """Coupled draws have a text of their own, the same for plain and drafted; and it is at least as long as asked."""
+  records, other = lines(more["coupled"][1]), lines(more["sampled"][1])
+  assert len(records) == 2 * 7
+  for (name, turn, repeat, _), record in records.items():
+    assert record["token_ids"] == records[name, turn, repeat, "plain"]["token_ids"]
+    assert len(record["token_ids"]) == 16 and 5 not in record["token_ids"]
+    assert (record["verifier"], record["lossless"]) == ("coupled", True)
+  assert any(record["token_ids"] != other[key]["token_ids"] for key, record in records.items())
+  assert "LOSSY" not in more["coupled"][0].out
+  for group in load(more["coupled"][1], "summary.json")["groups"]:
+    assert (group["verifier"], group["lossless"], group["total_variation_bound"]) == ("coupled", True, 0)
+
+
+def test_a_lossy_run_says_so(more):
+  end, folder = more["lossy"]
+  records = lines(folder)
+  groups = {g["method"]: g for g in load(folder, "summary.json")["groups"] if g["category"] == "all"}
+  drafted = groups["ngram"]
+  mine = [r for key, r in records.items() if key[3] == "ngram"]
+  assert (drafted["verifier"], drafted["lossless"]) == ("typical", False)
+  assert drafted["accepted_tokens"] and drafted["total_variation_bound"] == pytest.approx(
+      sum(r["counters"]["strayed"] for r in mine) / sum(len(r["token_ids"]) for r in mine))
+  assert 0 < drafted["total_variation_bound"] < 1
+  assert (groups["plain"]["lossless"], groups["plain"]["total_variation_bound"]) == (True, 0)
+  assert "ngram, typical" in end.out and "LOSSY: typical; ngram, bound per token" in end.out
+  page = (folder / "report.html").read_text(encoding="utf-8")
+  assert "LOSSY: typical; ngram" in page and "ngram, typical" in page
+  assert drafted["verify_ms"] > 0
+  assert {r["verifier"] for r in records.values()} == {"typical"}
 
 
 def test_temperature_and_seed_have_an_effect(main, more):

@@ -18,13 +18,14 @@ import json
 import jax
 from experiments.harness import job, settings
 class Captured:
-  def __init__(self, target, methods, requests, **given):
+  def __init__(self, target, methods, requests, *, verifier, **given):
     params = settings.sampling_params()
     defined = sys.modules["absl.flags"].FLAGS.flags_by_module_dict().items()
     ours = [f.name for m, fs in defined for f in fs if m.startswith("experiments.") or m == sys.argv[0]]
     print(json.dumps(given | {
         "target": target, "methods": {name: repr(p) for name, p in methods.items()}, "flags": ours,
         "requests": [[r.id, r.category, r.language, r.source] for r in requests],
+        "verifier": repr(verifier), "all_params": repr(params),
         "max_new_tokens": settings.MAX_NEW_TOKENS.value, "key": jax.random.key_data(settings.random_key()).tolist(),
         "params": [params.temperature, params.top_k, params.top_p, params.min_p]}))
     sys.exit(0)
@@ -52,12 +53,29 @@ FLAGS = {
     "ngram_match": ("earliest", lambda got: "earliest" in got["methods"]["ngram"]),
     "repeats": ("3", lambda got: got["repeats"] == 3),
     "raw": ("true", lambda got: got["raw"] is True),
+    "repetition_penalty": ("1.25", lambda got: "repetition_penalty=1.25" in got["all_params"]),
+    "presence_penalty": ("0.5", lambda got: "presence_penalty=0.5" in got["all_params"]),
+    "frequency_penalty": ("-0.5", lambda got: "frequency_penalty=-0.5" in got["all_params"]),
+    "logit_bias": ("5:2,6:-inf", lambda got: "logit_bias={5: 2.0, 6: -inf}" in got["all_params"]),
+    "banned_ids": ("7,8", lambda got: "banned_ids=[7, 8]" in got["all_params"]),
+    "allowed_ids": ("9,10", lambda got: "allowed_ids=[9, 10]" in got["all_params"]),
+    "min_new_tokens": ("3", lambda got: "min_new_tokens=3" in got["all_params"]),
+    "verifier": ("block", lambda got: got["verifier"] == "Block()"),
+    "typical_epsilon": ("0.5", lambda got: got["verifier"] == "Typical(epsilon=0.5, alpha=0.3)"),
+    "typical_alpha": ("0.5", lambda got: got["verifier"] == "Typical(epsilon=0.09, alpha=0.5)"),
+    "lenience": ("0.25", lambda got: got["verifier"] == "Lenient(lenience=0.25)"),
+    "cascade_rule": ("opt", lambda got: got["verifier"] == "Cascade(rule='opt', alpha=0.1)"),
+    "cascade_alpha": ("0.25", lambda got: got["verifier"] == "Cascade(rule='token', alpha=0.25)"),
     "seed": ("6", lambda got: got["key"] == [0, 6]),
     "outdir": ("some/where", lambda got: got["outdir"] == "some/where"),
     "overwrite": ("true", lambda got: got["overwrite"] is True),
     "resume": ("true", lambda got: got["resume"] is True),
     "costs": ("false", None),  # see test_benchmark
 }
+# Flags that mean something beside another only; plain alone goes with every verifier.
+WITH = {"typical_epsilon": ["--verifier=typical"], "typical_alpha": ["--verifier=typical"],
+        "lenience": ["--verifier=lenient"], "cascade_rule": ["--verifier=cascade", "--methods=plain"],
+        "cascade_alpha": ["--verifier=cascade", "--methods=plain"]}
 NOT_SETTINGS = {"outdir", "overwrite", "resume", "costs"}
 
 # What the message must name, beside "error:". Each is a benchmark on the tiny target unless it says otherwise.
@@ -111,14 +129,47 @@ BAD = {
     "prompt over the context": (["--workload={dir}/long.jsonl"], ["long.jsonl:2", "256"]),
     "turns over the context": (["--workload={dir}/turns.jsonl"], ["turns.jsonl:2"]),
     "outdir that is a file": (["--outdir={dir}/two.jsonl"], ["--outdir", "two.jsonl"]),
-    "outdir below a file": (["--outdir={dir}/two.jsonl/x"], ["two.jsonl"]),
+    "outdir below a file": (["--outdir={dir}/two.jsonl/x"], ["--outdir", "two.jsonl is a file"]),
     "outdir that is used": (["--outdir={dir}/truncated"], ["--outdir", "--overwrite", "--resume"]),
     "outdir that is no run": (["--outdir={dir}/thesis", "--overwrite"], ["--overwrite", "thesis"]),
     "outdir that is a model": (["--outdir={dir}/truncated", "--overwrite"], ["--overwrite", "truncated"]),
     "resume of no run": (["--outdir={dir}/thesis", "--resume"], ["--resume", "config.json"]),
     "resume of nothing": (["--outdir={dir}/new", "--resume"], ["--resume", "new"]),
     "resume without an outdir": (["--outdir=", "--resume"], ["--outdir"]),
+    "unknown verifier": (["--verifier=magic"], ["--verifier=magic", "point", "cascade"]),
+    "verifier that needs sampled drafts": (["--verifier=kseq", "--target=nope"],
+                                           ["--verifier=kseq", "ngram", "point,"]),
+    "option of another verifier": (["--typical_alpha=0.5", "--target=nope"], ["--typical_alpha=0.5",
+                                                                            "--verifier=typical", "--verifier=point"]),
+    "option out of its range": (["--verifier=lenient", "--lenience=2"], ["--lenience=2", "(0, 1]"]),
+    "id that is no number": (["--banned_ids=3,x", "--target=nope"], ["--banned_ids", "'x'"]),
+    "id below 0": (["--allowed_ids=-3", "--target=nope"], ["--allowed_ids", "'-3'"]),
+    "no id": (["--allowed_ids="], ["--allowed_ids", "empty"]),
+    "bias without an id": (["--logit_bias=3:1,5"], ["--logit_bias", "'5'"]),
+    "bias that is no number": (["--logit_bias=3:nan"], ["--logit_bias", "'3:nan'"]),
+    "bias of no id": (["--logit_bias=a:1"], ["--logit_bias", "'a:1'"]),
+    "two biases of an id": (["--logit_bias=3:1,03:2"], ["--logit_bias", "'03:2'", "3"]),
+    "penalty out of its range": (["--presence_penalty=3"], ["presence_penalty", "3", "[-2, 2]"]),
+    "id beyond the vocabulary": (["--banned_ids=99999"], ["banned_ids", "99999", "target's ids"]),
+    "minimum beyond the budget": (["--min_new_tokens=17"], ["min_new_tokens=17", "max_new_tokens=16"]),
+    "minimum below 0": (["--min_new_tokens=-1"], ["--min_new_tokens=-1"]),
+    "everything banned": (["--allowed_ids=5", "--banned_ids=5"], ["allowed_ids", "banned"]),
     "resume and overwrite": (["--resume", "--overwrite"], ["--resume", "--overwrite"]),
+}
+
+# The verifiers' costs alone: what is timed is stood in for, and weights must not be asked for.
+VERIFY = """
+import specjax
+from experiments.harness import verifier_speed
+verifier_speed.timers = lambda: {name: (lambda: 0.25) for name in verifier_speed.bars()}
+verifier_speed.memory = lambda name: 3 * verifier_speed.logits().nbytes
+specjax.load = None
+"""
+
+SPEED = {
+    "prototype that is no Python": (["--prototype={dir}/two.jsonl"], ["--prototype=", "two.jsonl", ".py"]),
+    "outdir below a file": (["--outdir={dir}/two.jsonl/x"], ["--outdir", "two.jsonl is a file"]),
+    "prototype beside one part": (["--prototype=tests/conftest.py", "--only=verify"], ["--prototype", "--only=verify"]),
 }
 
 GENERATE = {
@@ -133,6 +184,11 @@ GENERATE = {
     "prompt over the context": ([f"--prompt={'hi ' * 200}"], ["256"]),
     "system message without a template": (["--prompt=hi", "--system=Be brief.", "--raw"], ["--system", "--raw"]),
     "stray argument": (["--prompt=hi", "there"], ["'there'"]),
+    "verifier that needs sampled drafts": (["--prompt=hi", "--verifier=cascade", "--target=nope"],
+                                           ["--verifier=cascade", "ngram", "point,"]),
+    "logprobs below 0": (["--prompt=hi", "--logprobs=-1"], ["--logprobs=-1"]),
+    "logprobs beyond the vocabulary": (["--prompt=hi", "--logprobs=99999"], ["logprobs=99999", "vocabulary"]),
+    "id beyond the vocabulary": (["--prompt=hi", "--logit_bias=99999:1"], ["logit_bias", "99999"]),
 }
 
 
@@ -180,14 +236,18 @@ def ended(tmp_path_factory, folder):
 
   cases = {("bad", name): tiny("benchmark", args, name) for name, (args, _) in BAD.items()}
   cases |= {("generate", name): tiny("generate", args, name) for name, (args, _) in GENERATE.items()}
+  cases |= {("speed", name): tiny("speed", args, name) for name, (args, _) in SPEED.items()}
   capture = lambda *args: ("benchmark", [arg.replace("{dir}", str(folder)) for arg in args], CAPTURE)
   cases["flag", None] = capture("--outdir=o")
-  cases |= {("flag", name): capture("--outdir=o", f"--{name}={value}") for name, (value, _) in FLAGS.items()}
+  cases |= {("flag", name): capture("--outdir=o", f"--{name}={value}", *WITH.get(name, []))
+            for name, (value, _) in FLAGS.items()}
   cases |= {("seed", seed): capture(f"--seed={seed}") for seed in (2**31 - 1, 2**32, 10**12)}
   cases["default outdir", None] = capture()
   cases["many files", None] = capture("--workload=bundled,{dir}/two.jsonl", "--categories=chat", "--limit=100")
   cases["help", "benchmark"] = ("benchmark", ["--help"], "")
-  cases["help", "generate"] = ("generate", ["--help"], "")
+  cases["verify", None] = ("speed", ["--only=verify", f"--outdir={folder}/out/verify"], VERIFY)
+  cases |= {("help", name): (name, ["--help"], "") for name in ("generate", "speed", "report")}
+  cases["help", "generate"] = ("generate", ["--helpshort"], "")
   before = _contents(folder)
   found = dict(zip(cases, programs.run_all(cases.values(), env=programs.environment(tmp_path_factory)), strict=True))
   return found | {"before": before, "after": _contents(folder)}
@@ -226,6 +286,21 @@ def test_bad_input_of_generate(ended, name):
   _is_one_message(ended["generate", name], GENERATE[name][1])
 
 
+@pytest.mark.parametrize("name", SPEED)
+def test_bad_input_of_the_speed_benchmark(ended, name):
+  _is_one_message(ended["speed", name], SPEED[name][1])
+
+
+def test_verification_is_timed_without_a_target(ended, folder):
+  end = ended["verify", None]
+  assert end.code == 0, end.err
+  lines = [line.split() for line in end.out.splitlines()]
+  assert ["verify,", "block", "0.25", "ms"] in [line[:4] for line in lines]
+  assert ["memory", "of", "verify,", "block", "3.00", "arrays"] in [line[:6] for line in lines]
+  kept = json.loads((folder / "out" / "verify" / "speed.json").read_text())
+  assert len(kept["figures"]) == len(lines) and set(kept["samples"]["verify, block"]) == {0.25}
+
+
 def test_every_flag_is_tried(ended):
   assert set(json.loads(ended["flag", None].out)["flags"]) == set(FLAGS)
 
@@ -245,6 +320,7 @@ def test_a_flag_reaches_the_run_and_its_record(ended, folder, name):
     assert shown == value.replace("{dir}", str(folder)).lower()
     # Nothing else moves with it, apart from what it selects.
     others = {k for k in default["config"] if got["config"][k] != default["config"][k]}
+    others -= {arg[2:].partition("=")[0] for arg in WITH.get(name, [])}
     assert others <= {name, "command", "date", "request_ids", "requests_sha256"}
   assert f"--{name}={value}".replace("{dir}", str(folder)) in got["config"]["command"]
 
@@ -275,11 +351,13 @@ def test_a_seed_is_refused_or_means_itself(ended, seed):
   assert key[0] * 2**32 + key[1] == seed
 
 
-@pytest.mark.parametrize("program", ["benchmark", "generate"])
-def test_help_names_the_program_and_its_flags(ended, program):
-  text = ended["help", program].out
-  assert f"python -m experiments.{program}" in text
-  assert {"benchmark": "--outdir", "generate": "--prompt"}[program] in text
+@pytest.mark.parametrize("program, flag", [("benchmark", "--outdir"), ("generate", "--prompt"), ("speed", "--only"),
+                                           ("report", "RUN_DIR")])
+def test_help_names_the_program_and_its_flags(ended, program, flag):
+  end = ended["help", program]
+  assert end.code == 0 and not end.err
+  assert f"python -m experiments.{program}" in end.out
+  assert flag in end.out
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ def make_group(method="ngram", category="code", *, seed=0, **fields):
     unconditional.append(round(product, 4))
   group = {
       "method": method, "category": category, "language": "all", "temperature": 0.0, "batch_size": 1, "requests": 12,
+      "verifier": "point", "lossless": True, "total_variation_bound": 0.0,
       "prompt_tokens": 2400, "output_tokens": 1536, "steps": 1536 if plain else 700,
       "drafted_tokens": 0 if plain else 2900, "accepted_tokens": 0 if plain else 836,
       "tokens_per_step": 1.0 if plain else 2.19, "acceptance_rate": None if plain else 0.288,
@@ -335,6 +336,64 @@ def test_missing_companions_are_said(tmp_path, no_plots):
 ])
 def test_warnings(tmp_path, no_plots, kind, message):
   assert message in render(write_run(tmp_path, **kind)).text
+
+
+def make_lossy_groups(**fields):
+  lossy = {"lossless": False, "verifier": "typical", **fields}
+  return [make_group("plain", c, verifier="typical") for c in ("all", "code")] + [
+      make_group("ngram", "all", total_variation_bound=0.0625, **lossy),
+      make_group("ngram", "code", total_variation_bound=0.75, **lossy)]
+
+
+def test_a_lossy_run_says_so_wherever_it_is_looked_at(tmp_path, monkeypatch):
+  drawn = []
+  monkeypatch.setattr(figures, "draw_all", lambda groups, methods, *args: drawn.append(methods) or [])
+  requests = [make_request("r0", m, verifier="typical", counters={"steps": 3, "strayed": 1.25})
+              for m in ("plain", "ngram")]
+  parsed = render(write_run(tmp_path, make_lossy_groups(), requests, config={"verifier": "typical"}))
+  banner = "LOSSY: typical; ngram, bound per token: mean total variation 0.062, the text is not the target's"
+  assert banner in parsed.text
+  place = next(i for i, (tag, attrs) in enumerate(parsed.elements) if attrs.get("class") == "lossy")
+  assert place < next(i for i, (tag, _) in enumerate(parsed.elements) if tag == "main")
+  names = {row[0] for row in parsed.rows if row and row[0].startswith(("plain", "ngram"))}
+  assert names == {"plain", "ngram, typical"}  # plain decoding is judged by nobody
+  assert parsed.row("method", "requests")[-1] == "total variation"
+  assert [row[-1] for row in parsed.rows if row[0] == "ngram, typical" and len(row) == 15] == ["0.062", "0.75"]
+  (meaning,) = (line for line in parsed.text.splitlines() if "total_variation_bound: the most" in line)
+  assert "mean over output tokens" in meaning
+  assert drawn == [{"plain": "plain", "ngram": "ngram, typical"}]
+  assert "strayed 1.25" in parsed.text and "ngram, typical" in parsed.text.split("Outputs")[1]
+
+
+def test_a_lossless_run_has_no_banner_and_no_column_of_zeros(tmp_path, no_plots):
+  old = {k: v for k, v in make_group("suffix", "all").items() if k not in ("verifier", "lossless")}
+  groups = [make_group("plain", "all"), make_group("ngram", "all", verifier="block"), old]
+  parsed = render(write_run(tmp_path, groups, config={"verifier": "block"}))
+  assert "LOSSY" not in parsed.text and "total variation" not in parsed.text
+  assert not [attrs for _, attrs in parsed.elements if attrs.get("class") == "lossy"]
+  assert {row[0] for row in parsed.rows if len(row) > 12} == {"method", "plain", "ngram", "suffix"}
+  assert "verifierblock" in parsed.text.replace("\n", "")
+
+
+def test_figure_legends_name_a_lossy_verifier(tmp_path):
+  groups = [figures_ready(group) for group in make_lossy_groups()]
+  labels = {method: tables.label(method, tables.lossy(groups)) for method in ("plain", "ngram")}
+  styles = figures.Styles(labels)
+  for draw in (figures.speedup_bars, figures.acceptance_overall, figures.acceptance_by_category,
+               figures.predicted_and_measured):
+    fig = mpl_figure.Figure()
+    assert draw(fig, groups, styles)
+    assert fig.legends[0].get_texts()[0].get_text() == "ngram, typical"
+  fig = mpl_figure.Figure()
+  assert figures.step_cost(fig, groups, styles)
+  assert [label.get_text() for label in fig.axes[0].get_yticklabels()] == ["plain", "ngram, typical"]
+  assert figures.Styles({"x" * 50: "x" * 50 + ", cascade"}).label("x" * 50).endswith("…, cascade")
+  assert len(figures.draw_all(groups, labels, tmp_path)) == 5
+
+
+def test_random_weights_hide_the_bound_of_a_lossy_run(tmp_path):
+  parsed = render(write_run(tmp_path, make_lossy_groups(), config={"random_weights": True}))
+  assert f"mean total variation {DASH}, the text" in parsed.text
 
 
 def test_random_weights_print_no_rate(tmp_path):

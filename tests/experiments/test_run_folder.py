@@ -102,6 +102,21 @@ def test_a_file_is_no_folder(tmp_path):
   assert (tmp_path / "file").read_text() == "x"
 
 
+def test_a_folder_below_a_file_names_the_file(tmp_path):
+  (tmp_path / "file").write_text("x")
+  with pytest.raises(ValueError, match="--outdir=.*/file/a/b: .*/file is a file"):
+    make(tmp_path / "file" / "a" / "b")
+
+
+@pytest.mark.parametrize("broken", [b'{"id": "b"', b"", b'{"id": "\xc3"}'])
+def test_a_broken_line_in_the_middle_is_named(tmp_path, broken):
+  """Only the last line can be an interrupt's work."""
+  folder = make(tmp_path)
+  (tmp_path / run_folder.RECORDS).write_bytes(b'{"id": "a"}\n' + broken + b'\n{"id": "c"}\n')
+  with pytest.raises(ValueError, match=f"{run_folder.RECORDS}:2 is not a JSON record"):
+    folder.records()
+
+
 def test_resume_keeps_the_records(tmp_path):
   make(tmp_path).append([{"id": "a"}, {"id": "b"}])
   folder = make(tmp_path, resume=True, config=CONFIG | {"command": "again", "date": "later"})

@@ -8,9 +8,12 @@ import pytest
 from experiments.harness import costs
 from experiments.harness import speed
 from experiments.harness import speed_report
+from experiments.harness import verifier_speed
 from specjax import decode
 from specjax import drivers
 from specjax import proposers
+from specjax import sampling_params
+from specjax import verifiers
 from specjax.testing import DummyTarget
 
 TARGET = DummyTarget(vocab=32, order=1)
@@ -61,6 +64,27 @@ def test_compile_cost_leaves_the_cache_as_it_was():
   assert seconds > 0.05  # nothing was reused
   assert size > 1000
   assert jax.config.jax_enable_compilation_cache == before
+
+
+def test_costs_are_those_of_the_settings_and_the_verifier(monkeypatch):
+  """A sampled step costs more than a greedy one, and so does another rule. A minimum length is no cost and fits in."""
+  seen = []
+  real = costs.decode.verify_at
+
+  def verify_at(target, verifier, depth, width, state, *args):
+    seen.append((verifier, width, state.params.banned_ids is not None))
+    return real(target, verifier, depth, width, state, *args)
+
+  def traced(turns, loop, *args):
+    del turns
+    jax.eval_shape(loop, *args)
+    return 1.0
+
+  monkeypatch.setattr(costs.decode, "verify_at", verify_at)
+  monkeypatch.setattr(costs, "_timed", traced)
+  params = sampling_params.SamplingParams(temperature=0.8, banned_ids=[3], min_new_tokens=500)
+  found = costs.step_costs(TARGET, proposers.NGram(num_tokens=3), PROMPT, params=params, verifier=verifiers.Block())
+  assert set(seen) == {(verifiers.Block(), width, True) for width in found["widths"]}
 
 
 @pytest.mark.usefixtures("quick_compile_here")
@@ -118,6 +142,36 @@ def test_figures(prototype):
   if prototype:
     assert rows["plain over prototype, chat, end to end"]["value"] == pytest.approx(2.0)
     assert rows["plain over prototype, summary, end to end"]["value"] == pytest.approx(0.8)
+
+
+def test_verification_stands_beside_its_bars():
+  samples = {"verify, a": [3.0, 1.0, 2.0], "law": [9.0, 8.0, 7.0], "step, width 1": [20.0]}
+  rows = speed_report.verification(samples, {"verify, a": 2.5, "law": None}, {"verify, a": 2.04})
+  assert [(r["figure"], r["value"], r["unit"], r["bar"]) for r in rows] == [
+      ("verify, a", 2.0, "ms", ("<=", 2.5)), ("law", 8.0, "ms", None), ("memory of verify, a", 2.04, "arrays", None)]
+  assert rows[0]["note"] == "1.00 to 3.00"
+  lines = speed_report.table(rows).splitlines()
+  assert lines[0].split()[:7] == ["verify,", "a", "2.00", "ms", "<=", "2.5", "met"]
+  assert len({line.index(unit) + len(unit) for line, unit in zip(lines, (" ms", " ms", " arrays"))}) == 1
+
+
+def test_memory_is_in_arrays_of_logits(monkeypatch):
+  size = 4 * verifier_speed.NODES * verifier_speed.VOCABULARY
+  monkeypatch.setattr(verifier_speed, "memory", lambda name: 3 * size if name == "block" else size // 2)
+  found = speed.verify_memory()
+  assert set(found) < set(verifier_speed.bars())
+  assert found.pop("verify, block") == 3
+  assert set(found.values()) == {0.5}
+
+
+def test_a_prototype_is_a_python_file(tmp_path):
+  (tmp_path / "notes.txt").write_text("x")
+  (tmp_path / "loop.py").write_text("")
+  speed.check_prototype(None)
+  speed.check_prototype(str(tmp_path / "loop.py"))
+  for name in ("notes.txt", "none.py", "."):
+    with pytest.raises(ValueError, match="--prototype=.*must be the path of a .py file"):
+      speed.check_prototype(str(tmp_path / name))
 
 
 def test_the_table_says_which_bars_are_met():

@@ -11,21 +11,22 @@ SCHEMA = """method category language temperature batch_size requests prompt_toke
   accepted_tokens tokens_per_step acceptance_rate accepted_per_position conditional_per_position tokens_per_second
   speedup speedup_interval time_to_first_token_ms time_per_output_token_ms latency_ms draft_ms verify_ms commit_ms
   other_ms utilization plain_step_ms verify_cost_ratio predicted_speedup peak_memory_bytes identical_to_plain
-  first_difference_gap quality repeated_share""".split()
+  first_difference_gap quality repeated_share verifier lossless total_variation_bound""".split()
 
 
 def record(method="ngram", name="a", *, tokens=8, steps=4, drafted=(4, 2), trials=None, accepted=(3, 1), seconds=0.2,
-           widths=(1, 3), ids=None, **changes):
+           widths=(1, 3), ids=None, strayed=0.0, **changes):
   """A record of `requests.jsonl`; what is drafted and accepted is given by position."""
   ids = list(range(tokens)) if ids is None else ids
   if method == "plain":
     steps, drafted, accepted, widths = tokens, (), (), (tokens,)
   return {"id": name, "category": "chat", "language": "en", "method": method, "repeat": 0, "turn": 0, "batch": name,
-          "batch_size": 1, "temperature": 0.0, "prompt_tokens": 100, "token_ids": ids,
+          "batch_size": 1, "temperature": 0.0, "verifier": "point", "lossless": True,
+          "prompt_tokens": 100, "token_ids": ids,
           "counters": {"steps": steps, "output_tokens": tokens, "drafted_tokens": sum(drafted),
                        "accepted_tokens": sum(accepted), "drafted_per_position": list(drafted),
                        "trials_per_position": list(drafted if trials is None else trials),
-                       "accepted_per_position": list(accepted), "steps_per_width": list(widths)},
+                       "accepted_per_position": list(accepted), "steps_per_width": list(widths), "strayed": strayed},
           "time_to_first_token_ms": seconds * 250, "time_per_output_token_ms": seconds * 750 / 7,
           "latency_ms": seconds * 1e3, "seconds": seconds, "decode_seconds": seconds * 0.75, "decode_steps": steps - 1,
           "finish_reason": "length"} | changes
@@ -106,6 +107,25 @@ def test_counts_are_pooled_not_averaged():
   assert group["conditional_per_position"] == pytest.approx([7 / 107, 1, 1])
   assert group["tokens_per_second"] == pytest.approx(228 / 20.7)
   assert group["prompt_tokens"] == 800
+
+
+def test_a_lossless_group_says_so():
+  for group in summarize(both()).values():
+    assert (group["verifier"], group["lossless"], group["total_variation_bound"]) == ("point", True, 0.0)
+
+
+def test_the_bound_of_a_lossy_verifier_is_pooled_over_tokens():
+  given = {"verifier": "typical"}
+  records = [record("plain", "a", **given), record("plain", "b", tokens=24, **given),
+             record("ngram", "a", strayed=4.0, lossless=False, **given),
+             record("ngram", "a", strayed=4.0, lossless=False, repeat=1, **given),
+             record("ngram", "b", tokens=24, strayed=0.0, lossless=False, **given)]
+  groups = summarize(records)
+  group = groups["ngram", "all", "all"]
+  assert (group["verifier"], group["lossless"]) == ("typical", False)
+  assert group["total_variation_bound"] == pytest.approx(4 / 32)
+  plain = groups["plain", "all", "all"]
+  assert (plain["verifier"], plain["lossless"], plain["total_variation_bound"]) == ("typical", True, 0)
 
 
 def test_rates_by_position():

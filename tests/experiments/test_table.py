@@ -9,6 +9,7 @@ COLUMNS = ("category", "method", "requests", "tokens", "tok/step", "accept", "to
 
 def _group(method="ngram", category="chat", language="all", **changes):
   return {"method": method, "category": category, "language": language, "batch_size": 1, "requests": 12,
+          "verifier": "point", "lossless": True, "total_variation_bound": 0.0,
           "output_tokens": 1536, "tokens_per_step": 1.504, "acceptance_rate": 0.288, "tokens_per_second": 61.26,
           "speedup": 1.487,
           "speedup_interval": [1.301, 1.666], "speedup_without_repeats": 1.402, "repeated_share": 0.0549,
@@ -75,3 +76,18 @@ def test_batch_sizes_are_named_where_there_are_several():
   names = [_cells(line)[0] for line in table.render(groups).splitlines()[2:]]
   assert names == ["chat, batch 4", "chat, batch 1", "overall, batch 4", "overall, batch 1"]
   assert _cells(table.render(groups[:1]).splitlines()[2])[0] == "chat"
+
+
+def test_a_lossy_verifier_is_named_in_its_rows_and_below():
+  lossy = {"lossless": False, "verifier": "typical"}
+  groups = [_plain(category="all", verifier="typical"), _group(category="all", total_variation_bound=0.125, **lossy),
+            _plain(verifier="typical"), _group(total_variation_bound=0.5, **lossy)]
+  lines = table.render(groups).splitlines()
+  assert [_cells(line)[-15] for line in lines[2:6]] == ["plain", "ngram, typical"] * 2
+  (line,) = lines[6:]
+  assert line == ("LOSSY: typical; ngram, bound per token: mean total variation 0.12, the text is not the target's")
+  assert lines[0].index("requests") + len("requests") == lines[3].index("12") + 2  # the wider column moves the others
+
+
+def test_a_lossless_run_ends_with_its_rows():
+  assert "LOSSY" not in table.render([_plain(), _group(verifier="block")])

@@ -23,7 +23,8 @@ PARAMS = sampling.SamplingParams(temperature=.9, top_p=.97)
 def drafted(name, parents):
   found = drafts.named(name, parents).outcomes(TABLES, tables_lib.Setting(), np.float32)
   depth, context = found.contexts()
-  logits = np.stack([[TABLES.target[d][c] for d, c in zip(*row, strict=True)] for row in zip(depth, context, strict=True)])
+  logits = np.stack([[TABLES.target[d][c] for d, c in zip(*row, strict=True)]
+                     for row in zip(depth, context, strict=True)])
   logits = jnp.asarray(logits, jnp.float32)
   return logits, found.tree(np.float32), tables_lib.batched(PARAMS, len(logits), 3)
 
@@ -35,7 +36,8 @@ def claimed(verifier, logits, tree, params):
 
 
 @pytest.mark.parametrize("verifier, name, parents", [
-    ("Block", "iid", (0, 0, 1)), ("Recursive", "without_replacement", (0, 0, 0)), ("Point", "repeated", (0, 0, 0, 1, 1)),
+    ("Block", "iid", (0, 0, 1)), ("Recursive", "without_replacement", (0, 0, 0)),
+    ("Point", "repeated", (0, 0, 0, 1, 1)),
 ])
 def test_draw_has_its_law(verifier, name, parents):
   rule, given = getattr(verifiers, verifier)(), drafted(name, parents)

@@ -45,7 +45,7 @@ def test_one_token():
 def test_recursion_after_the_first_rejection():
   tables = tables_lib.toy("A", 1)
   outcomes = drafts.named("without_replacement", (0, 0, 0)).outcomes(tables, tables_lib.Setting())
-  stop, following = oracle.outcome_laws(verifiers.Recursive(), tables, outcomes)
+  stop, following = oracle.laws(verifiers.Recursive(), oracle.prepare(tables, outcomes))
   drawn = {tuple(row): at for at, row in enumerate(outcomes.tokens[:, 1:].tolist())}
   assert stop[drawn[0, 1]] == pytest.approx((.5 * 5 / 9, .5, .5 * 4 / 9))
   assert stop[drawn[0, 2]] == pytest.approx((0, .5, .5))
@@ -133,8 +133,8 @@ def test_a_path_is_judged_as_a_whole():
   tables = tables_lib.toy("A", 2)
   outcomes = drafts.named("iid", (0, 0, 1)).outcomes(tables, tables_lib.Setting())
   row = outcomes.tokens[:, 1:].tolist().index([0, 1])
-  assert oracle.outcome_laws(verifiers.Traversal(), tables, outcomes)[0][row, 2] == pytest.approx(2 / 3)
-  assert oracle.outcome_laws(verifiers.Recursive(), tables, outcomes)[0][row, 2] == pytest.approx(1 / 2)
+  assert oracle.laws(verifiers.Traversal(), oracle.prepare(tables, outcomes))[0][row, 2] == pytest.approx(2 / 3)
+  assert oracle.laws(verifiers.Recursive(), oracle.prepare(tables, outcomes))[0][row, 2] == pytest.approx(1 / 2)
 
 
 def test_what_biased_rules_give():
@@ -160,7 +160,8 @@ def test_typical_acceptance():
   assert closed_forms.typical_threshold(p, epsilon=.3, delta=.09) == pytest.approx(.0321, abs=5e-5)
   for token in range(3):
     one_hot = np.eye(3)[token]
-    result = oracle.text_law(verifiers.Typical(), tables_lib.context_free(p, one_hot, 1), drafts.named("argmax", (0, 0)))
+    tables = tables_lib.context_free(p, one_hot, 1)
+    result = oracle.text_law(verifiers.Typical(), tables, drafts.named("argmax", (0, 0)))
     np.testing.assert_allclose(result.law.sum(1), one_hot, atol=1e-9)
 
 

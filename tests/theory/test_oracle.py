@@ -80,9 +80,8 @@ def test_what_is_no_law_is_refused():
   with pytest.raises(ValueError, match="probability 0.5"):
     oracle.text_law(verifiers.Rejection(), TABLES, Half())
   with pytest.raises(ValueError, match="deeper tables"):
-    drafts.named("iid", (0, 0, 1, 2)) and oracle.outcome_laws(
-        verifiers.Rejection(), TABLES, drafts.named("iid", (0, 0, 1, 2)).outcomes(
-            tables_lib.random_tables(9, 3, 3), tables_lib.Setting()))
+    deep = tables_lib.random_tables(9, 3, 3)
+    oracle.prepare(TABLES, drafts.named("iid", (0, 0, 1, 2)).outcomes(deep, tables_lib.Setting()))
 
 
 @pytest.mark.parametrize("verifier, name, parents", [

@@ -35,14 +35,16 @@ def test_tree_use_is_plain_use(name):
   laws = tables_lib.conditionals(TABLES.target, setting)
   found = drafts.named("iid", (0, 0, 1, 0, 3, 2)).outcomes(TABLES, tables_lib.Setting())
   depth, context = found.contexts()
-  logits = np.stack([[TABLES.target[d][c] for d, c in zip(*row, strict=True)] for row in zip(depth, context, strict=True)])
+  logits = np.stack([[TABLES.target[d][c] for d, c in zip(*row, strict=True)]
+                     for row in zip(depth, context, strict=True)])
   p = tables_lib.tree_laws(logits, found.tokens, found.parents, 3, setting)
   for d, law in enumerate(laws):
     np.testing.assert_allclose(p[depth == d], law[context[depth == d]], atol=1e-14)
 
 
 def test_penalties_by_hand():
-  setting = tables_lib.Setting(SamplingParams(temperature=1.0, presence_penalty=.7, frequency_penalty=.4), prompt=(1, 0))
+  params = SamplingParams(temperature=1.0, presence_penalty=.7, frequency_penalty=.4)
+  setting = tables_lib.Setting(params, prompt=(1, 0))
   laws = tables_lib.conditionals(TABLES.target, setting)
   # Behind the prompt 1 0 and the path 1 2 the counts are 1, 2, 1.
   logits = TABLES.target[2][5] - .7 - .4 * np.array([1, 2, 1])

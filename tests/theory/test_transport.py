@@ -4,7 +4,8 @@ import pytest
 
 from specjax.theory import transport
 
-LAWS = [tuple(np.random.default_rng(seed).dirichlet([.7] * size, 2)) for seed, size in enumerate([3, 3, 4, 4, 4, 5] * 2)]
+SIZES = [3, 3, 4, 4, 4, 5] * 2
+LAWS = [tuple(np.random.default_rng(seed).dirichlet([.7] * size, 2)) for seed, size in enumerate(SIZES)]
 ZERO = [(np.array([.5, .5, 0]), np.array([0, .4, .6])), (np.array([1., 0, 0]), np.array([0, 0, 1.])),
         (np.array([.2, .3, .5]), np.array([.2, .3, .5]))]
 

@@ -1,0 +1,101 @@
+"""Verifiers by their flags: every name, options that reach their class, and refusals before anything is loaded."""
+from absl.testing import flagsaver
+from absl import flags
+import pytest
+
+from experiments.harness import methods
+from experiments.harness import rules
+from specjax import drivers
+from specjax import proposers
+from specjax import testing
+from specjax import verifiers
+
+METHODS = {"plain": proposers.Plain(), "ngram": proposers.NGram(num_tokens=3)}
+OPTIONS = {"typical_epsilon": ("typical", 0.25), "typical_alpha": ("typical", 0.5), "lenience": ("lenient", 0.75),
+           "cascade_rule": ("cascade", "opt"), "cascade_alpha": ("cascade", 0.75)}
+
+
+@pytest.fixture(autouse=True)
+def parsed_flags():
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS.mark_as_parsed()
+
+
+@pytest.mark.parametrize("name", verifiers.BY_NAME)
+def test_every_name(name):
+  with flagsaver.flagsaver(verifier=name):
+    built = rules.build()
+  assert built == verifiers.BY_NAME[name]()  # with the defaults of its class
+  assert rules.name_of(built) == name
+
+
+def test_the_default_is_point():
+  assert rules.build() == verifiers.Point()
+
+
+@pytest.mark.parametrize("flag", OPTIONS)
+def test_options_reach_their_verifier(flag):
+  owner, value = OPTIONS[flag]
+  field = flag.removeprefix(f"{owner}_")
+  with flagsaver.flagsaver(verifier=owner, **{flag: value}):
+    built = rules.build()
+  assert built == verifiers.BY_NAME[owner](**{field: value}) != verifiers.BY_NAME[owner]()
+
+
+@pytest.mark.parametrize("flag", OPTIONS)
+def test_an_option_of_another_verifier_is_refused(flag):
+  """Even with the value that it has by default: whoever gives it means something by it."""
+  owner, _ = OPTIONS[flag]
+  other = "block" if owner == "typical" else "typical"
+  with flagsaver.flagsaver(verifier=other, **{flag: flags.FLAGS[flag].default}):
+    with pytest.raises(ValueError, match=f"--{flag}=.*--verifier={owner}, and --verifier={other}"):
+      rules.build()
+
+
+@pytest.mark.parametrize("name, flag, value", [
+    ("typical", "typical_epsilon", 0.0), ("typical", "typical_alpha", 1.5), ("lenient", "lenience", float("nan")),
+    ("cascade", "cascade_alpha", float("nan")), ("cascade", "cascade_alpha", -1.0)])
+def test_an_option_out_of_its_range_names_its_flag(name, flag, value):
+  with flagsaver.flagsaver(verifier=name, **{flag: value}), pytest.raises(ValueError) as error:
+    rules.build()
+  assert f"--{flag}={value}" in str(error.value)
+
+
+def test_a_verifier_without_a_name_has_that_of_its_class():
+  class Mine(verifiers.Recursive):
+    pass
+  assert rules.name_of(Mine()) == "Mine"
+
+
+@pytest.mark.parametrize("name", verifiers.BY_NAME)
+def test_what_is_refused_early_is_what_the_driver_refuses(name):
+  """The methods that the flags know, under every verifier."""
+  verifier, target = verifiers.BY_NAME[name](), testing.DummyTarget(vocab=16)
+  for method, proposer in METHODS.items():
+    refusals = []
+    for attempt in (lambda: rules.check({method: proposer}, verifier),
+                    lambda: drivers.start(target, proposer, [[0]], max_new_tokens=4, verifier=verifier)):
+      try:
+        attempt()
+      except ValueError as error:
+        refusals.append(str(error))
+    assert len(refusals) in (0, 2), refusals
+    assert method != "plain" or not refusals
+    if refusals:
+      assert f"--verifier={name}" in refusals[0] and f"method {method} " in refusals[0] and "point," in refusals[0]
+  assert set(methods.NAMES) == set(METHODS)
+
+
+def test_trees_are_refused_by_verifiers_of_chains(monkeypatch):
+  tree = testing.NoisySelf(parents=(0, 0, 0))
+  monkeypatch.setattr(methods, "SAMPLED", {"noisy"})
+  rules.check({"noisy": tree}, verifiers.KSeq())
+  with pytest.raises(ValueError, match="--verifier=block takes chains only, and the method noisy makes trees") as error:
+    rules.check({"noisy": tree}, verifiers.Block())
+  assert "traversal" in str(error.value).split("one of")[1] and "cascade" not in str(error.value).split("one of")[1]
+
+
+def test_who_keeps_the_law():
+  assert rules.keeps_the_law(verifiers.Block(), METHODS["ngram"])
+  assert rules.keeps_the_law(verifiers.Typical(), METHODS["plain"])
+  assert not rules.keeps_the_law(verifiers.Typical(), METHODS["ngram"])
