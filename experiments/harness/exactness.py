@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import constraints
 from specjax import keys
 from specjax import sampling
 from specjax import verifiers
@@ -34,6 +35,16 @@ TREES = {
 }
 
 _make = sampling.SamplingParams
+
+
+def no_repeats(vocabulary: int) -> constraints.Automaton:
+  """A grammar: no id follows itself, and the text does not begin with the last one. State v: v was said last."""
+  table = np.tile(np.arange(vocabulary), (vocabulary + 1, 1))
+  np.fill_diagonal(table, -1)
+  table[vocabulary, -1] = -1
+  return constraints.Automaton(transitions=jnp.asarray(table, jnp.int32), start=vocabulary)
+
+
 # name -> parameters, the prompt (its last token is pending), end ids
 PROCESSORS = {
     "none": tables_lib.Setting(),
@@ -46,6 +57,7 @@ PROCESSORS = {
     "bias, banned ids": tables_lib.Setting(_make(temperature=1.0, logit_bias={0: 1.0}, banned_ids=[1])),
     "allowed ids": tables_lib.Setting(_make(temperature=1.0, allowed_ids=[0, 1])),
     "minimum length": tables_lib.Setting(_make(temperature=1.0, min_new_tokens=2), eos=(0,)),
+    "grammar": tables_lib.Setting(_make(temperature=1.0), constraint=no_repeats),
     "all together": tables_lib.Setting(_make(temperature=0.7, top_k=3, top_p=0.9, min_p=0.05, repetition_penalty=1.2,
                                              presence_penalty=0.3, frequency_penalty=0.2, logit_bias={0: 0.5},
                                              min_new_tokens=1), prompt=(0, 1), eos=(1,)),

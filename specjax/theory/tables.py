@@ -9,11 +9,13 @@ Letters: B rows, T nodes, D depth, V vocabulary. A context of d tokens is the nu
 """
 import dataclasses
 import functools
+from typing import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import constraints
 from specjax import processors
 from specjax import sampling
 from specjax import tree as tree_lib
@@ -43,10 +45,14 @@ class Tables:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """What the request asks for. `prompt` ends with the pending token; `eos` are the ids that `min_new_tokens` bans."""
+  """What the request asks for. `prompt` ends with the pending token; `eos` are the ids that `min_new_tokens` bans.
+
+  `constraint` makes one for a vocabulary of V; it masks the target and not the draft, whose tokens it may forbid.
+  """
   params: sampling.SamplingParams = sampling.SamplingParams(temperature=1.0)
   prompt: tuple[int, ...] = (0,)
   eos: tuple[int, ...] = ()
+  constraint: Callable[[int], constraints.Constraint] | None = None
 
 
 def random_tables(seed: int, vocabulary: int, depth: int, *, sharpness: float = 1.0, agreement: float = 0.5,
@@ -113,8 +119,14 @@ def conditionals(logits: tuple[np.ndarray, ...], setting: Setting, params: sampl
     first += len(table)
   last = np.take_along_axis(tokens, length[:, None] - 1, axis=1)
   more = lambda x: np.concatenate([x, np.repeat(x[:1], few_sizes(first) - first, axis=0)])
+  allowed = None
+  if setting.constraint is not None and params is None:
+    rule, output = setting.constraint(vocabulary), jnp.asarray(more(tokens))[:, prompt:]
+    allowed = rule.allowed(constraints.advance_by(rule, rule.init(len(output)), output,
+                                                  jnp.asarray(more(length) - prompt)))[:, None]
   laws = _process(more(np.concatenate(logits))[:, None], setting.params if params is None else params, setting,
-                  more(tokens), more(length), more(last), np.ones((few_sizes(first), 1, 1), bool), dtype)
+                  more(tokens), more(length), more(last), np.ones((few_sizes(first), 1, 1), bool), dtype,
+                  allowed=allowed)
   return tuple(np.split(laws[:first, 0], np.cumsum([len(table) for table in logits])[:-1]))
 
 
@@ -134,7 +146,12 @@ def tree_laws(logits: np.ndarray, tokens: np.ndarray, parents: np.ndarray, depth
   slots = max(_SLOTS, len(setting.prompt) + depth) - len(setting.prompt)
   prompt = np.pad(prompt, ((0, 0), (0, slots)), constant_values=logits.shape[-1] - 1)
   length = np.full(rows, len(setting.prompt), np.int32)
-  return _process(logits, setting.params, setting, prompt, length, tokens, mask, dtype, distort)
+  allowed = None
+  if setting.constraint is not None:
+    rule = setting.constraint(logits.shape[-1])
+    tree = tree_lib.TokenTree(tokens=jnp.asarray(tokens), parents=jnp.asarray(parents), size=None)
+    allowed = constraints.allowed_at(rule, constraints.node_states(rule, rule.init(rows), tree))
+  return _process(logits, setting.params, setting, prompt, length, tokens, mask, dtype, distort, allowed)
 
 
 def spell(contexts: np.ndarray, length: int, vocabulary: int) -> np.ndarray:
@@ -164,14 +181,14 @@ def joint(laws: tuple[np.ndarray, ...]) -> np.ndarray:
   return mass
 
 
-def _process(logits, params, setting, tokens, length, path_tokens, mask, dtype, distort=None):
+def _process(logits, params, setting, tokens, length, path_tokens, mask, dtype, distort=None, allowed=None):
   rows, _, vocabulary = logits.shape
   eos = np.tile(np.asarray(setting.eos or (-1,), np.int32), (rows, 1))
   start = np.full(rows, len(setting.prompt), np.int32)
   with jax.enable_x64(dtype == np.float64):
     prefixes = processors.Prefixes(tokens=jnp.asarray(tokens), length=jnp.asarray(length), start=jnp.asarray(start),
                                    eos=jnp.asarray(eos), path_tokens=jnp.asarray(path_tokens, jnp.int32),
-                                   mask=jnp.asarray(mask), allowed=None)
+                                   mask=jnp.asarray(mask), allowed=allowed)
     prefixes = prefixes if distort is None else distort(prefixes)
     law = _processed(jnp.asarray(logits, dtype), batched(params, rows, vocabulary), prefixes)
     return np.asarray(law, np.float64)

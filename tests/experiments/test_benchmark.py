@@ -107,9 +107,9 @@ def more(tmp_path_factory, env, arguments, main):
       "sampled again": (["--temperature=0.8", "--top_p=0.95", "--seed=4", "--nocosts", "--methods=plain",
                          f"--workload={workload}"], ""),
       "coupled": (["--verifier=coupled", "--temperature=0.8", "--repetition_penalty=1.2", "--min_new_tokens=16",
-                   "--banned_ids=5", "--nocosts", f"--workload={workload}"], ""),
+                   "--banned_ids=5", "--categories=chat", "--nocosts", f"--workload={workload}"], ""),
       "lossy": (["--verifier=typical", "--typical_epsilon=0.001", "--temperature=0.8", "--categories=chat",
-                 "--min_new_tokens=12", f"--workload={workload}"], PEAKS),
+                 "--nocosts", f"--workload={workload}"], ""),
       "batch": (["--batch_size=2", "--methods=ngram", "--nocosts", f"--workload={workload}"], ""),
       "one method": (["--methods=ngram", "--nocosts", "--limit=1", f"--workload={workload}"], ""),
       "raw": (["--methods=plain", "--raw", "--nocosts", "--languages=ko", f"--workload={workload}"], ""),
@@ -257,7 +257,7 @@ def test_a_seed_gives_the_text_of_plain_decoding_at_any_temperature(more):
 def test_another_verifier_and_more_parameters_reach_every_arm(more):
   """Coupled draws have a text of their own, the same for plain and drafted; and it is at least as long as asked."""
   records, other = lines(more["coupled"][1]), lines(more["sampled"][1])
-  assert len(records) == 2 * 7
+  assert len(records) == 2 * 4
   for (name, turn, repeat, _), record in records.items():
     assert record["token_ids"] == records[name, turn, repeat, "plain"]["token_ids"]
     assert len(record["token_ids"]) == 16 and 5 not in record["token_ids"]
@@ -282,7 +282,6 @@ def test_a_lossy_run_says_so(more):
   assert "ngram, typical" in end.out and "LOSSY: typical; ngram, bound per token" in end.out
   page = (folder / "report.html").read_text(encoding="utf-8")
   assert "LOSSY: typical; ngram" in page and "ngram, typical" in page
-  assert drafted["verify_ms"] > 0
   assert {r["verifier"] for r in records.values()} == {"typical"}
 
 
