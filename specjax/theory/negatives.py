@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import constraints
 from specjax import sampling
 from specjax.theory import drafts
 from specjax.theory import oracle
@@ -67,6 +68,16 @@ def penalty_late(rules, honest: bool = False) -> float:
   setting = tables_lib.Setting(sampling.SamplingParams(temperature=1.0, presence_penalty=1.0), prompt=(1, 0))
   return oracle.text_law(rules.Rejection(), tables_lib.random_tables(3, 3, 2), drafts.named("iid", _CHAIN), setting,
                          distort=None if honest else late).max_error
+
+
+def grammar_stands_still(rules, honest: bool = False) -> float:
+  """Every node is masked as the pending token is, instead of along its own path."""
+  still = lambda prefixes: prefixes.replace(allowed=jnp.broadcast_to(prefixes.allowed[:, :1], prefixes.allowed.shape))
+  # From state 0 ids 0 and 1 are allowed, from state 1 ids 1 and 2.
+  grammar = lambda vocabulary: constraints.Automaton(jnp.asarray([[0, 1, -1], [-1, 0, 1]], jnp.int32))
+  setting = tables_lib.Setting(sampling.SamplingParams(temperature=1.0), constraint=grammar)
+  return oracle.text_law(rules.Rejection(), tables_lib.random_tables(3, 3, 2), drafts.named("iid", _CHAIN), setting,
+                         distort=None if honest else still).max_error
 
 
 def dropped_by_own_token(rules, honest: bool = False) -> float:
@@ -126,7 +137,8 @@ def inverts_to_banned(rules, honest: bool = False) -> float:
 
 
 _ALL = (argmax_with_softmax, truncated_with_raw, block_without_cap, first_residual, bonus_unprocessed, penalty_late,
-        dropped_by_own_token, hierarchy_by_rounds, shared_key, noise_by_position, accepts_at_zero, inverts_to_banned)
+        grammar_stands_still, dropped_by_own_token, hierarchy_by_rounds, shared_key, noise_by_position,
+        accepts_at_zero, inverts_to_banned)
 NEGATIVES = tuple(Negative(rule.__name__, rule, lambda rules, rule=rule: rule(rules, honest=True)) for rule in _ALL)
 
 
