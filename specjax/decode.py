@@ -85,7 +85,11 @@ def widths_for(max_nodes: int) -> tuple[int, ...]:
 def draft(target, proposer, state: DecodeState) -> tuple[tree_lib.TokenTree, proposers.State]:
   """The first half of a step: a tree of `proposer.max_nodes` nodes a row, and the proposer's new state."""
   with jax.named_scope("draft"):
-    return proposer.propose(target, state.cache, state.proposer, state.context(), state.keys)
+    tree, proposer_state = proposer.propose(target, state.cache, state.proposer, state.context(), state.keys)
+  if tree.sampled is not None and tree.q is None:
+    raise ValueError(f"{type(proposer).__name__} marks drafts as sampled but gives no q, the law that they were drawn "
+                     "from; a proposer that chooses its drafts leaves `sampled` out")
+  return tree, proposer_state
 
 
 def verify(target, proposer, verifier, state: DecodeState, tree: tree_lib.TokenTree) -> Outcome:
@@ -94,9 +98,6 @@ def verify(target, proposer, verifier, state: DecodeState, tree: tree_lib.TokenT
   Rows that have ended draft nothing. With several rows, drafts are verified only when at least half of the running
   rows have one, because in a batch the width costs every row.
   """
-  if tree.sampled is not None and tree.q is None:
-    raise ValueError(f"{type(proposer).__name__} marks drafts as sampled but gives no q, the law that they were drawn "
-                     "from; a proposer that chooses its drafts leaves `sampled` out")
   widths = widths_for(proposer.max_nodes)
   size = jnp.where(state.active, tree.size, 1)
   if size.shape[0] > 1:

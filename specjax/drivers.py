@@ -161,7 +161,7 @@ def start(target, proposer, prompts, params=None, *, max_new_tokens=128, key=Non
     tokens[row, :len(prompt)] = prompt
   params = (params or sampling.SamplingParams()).batch(rows, target.vocab_size)
   eos_ids = target.eos_ids if eos_ids is None else eos_ids
-  params.check_ends(eos_ids, budget)
+  params.check_ends(eos_ids, budget, target.vocab_size)
   if constraint is not None:
     least = np.zeros(rows, np.int32) if params.min_new_tokens is None else np.asarray(params.min_new_tokens)
     constraint.check(target.vocab_size, eos_ids, least, params)
@@ -173,17 +173,20 @@ def start(target, proposer, prompts, params=None, *, max_new_tokens=128, key=Non
   widths = len(decode.widths_for(proposer.max_nodes))
   # A capacity of its own for every request would be a shape of its own, and a compilation.
   capacity = bucket(int(limit.max()), target.max_context)
-  cache, proposer_state, keys = _fresh(target, proposer, jax.random.key(0) if key is None else key, params.seed,
-                                       slots=slots, capacity=capacity)
   state = decode.DecodeState(
       tokens=jnp.asarray(tokens), drafted=jnp.zeros((rows, slots), bool), length=jnp.asarray(lengths),
       start=jnp.asarray(lengths), limit=jnp.asarray(limit), reason=jnp.zeros((rows,), jnp.int32),
-      cache=cache, proposer=proposer_state, keys=keys, params=params,
+      cache=None, proposer=None, keys=None, params=params,
       rules=stopping.stop_rules(rows, eos_ids, stop_sequences),
       counters=counters_lib.zero_counters(rows, proposer.max_depth, widths),
       constraint=constraint, constraint_state=None if constraint is None else constraint.init(rows),
       logprobs=None if logprobs is None else logprobs_lib.empty(rows, slots, logprobs))
-  _check_verifier(target, proposer, verifier, state)
+  fill = lambda cache, proposer_state, keys: state.replace(cache=cache, proposer=proposer_state, keys=keys)
+  fresh = (target, proposer, jax.random.key(0) if key is None else key, params.seed)
+  sizes = dict(slots=slots, capacity=capacity)
+  if proposer.max_nodes > 1:  # plain decoding has nothing to judge
+    _check_verifier(target, proposer, verifier, fill(*_fresh.eval_shape(*fresh, **sizes)))
+  state = fill(*_fresh(*fresh, **sizes))
   for chunk in chunks(int(lengths.max()) - 1):
     state = prefill(target, proposer, state, _causal(chunk))
   return state
@@ -197,30 +200,30 @@ def _fresh(target, proposer, key, seeds, *, slots, capacity):
 
 
 def _check_verifier(target, proposer, verifier, state):
-  if proposer.max_nodes == 1:  # plain decoding: there is nothing to judge
-    return
+  """Refuses drafts that the verifier cannot judge. Of `state` the shapes are looked at only: nothing is compiled."""
   name, drafter = type(verifier).__name__, type(proposer).__name__
   if verifier.chain_only and proposer.max_nodes > proposer.max_depth + 1:
     raise ValueError(f"{name} verifies chains only, and {drafter} drafts trees ({proposer.max_nodes} nodes in a depth "
                      f"of {proposer.max_depth}); use Point, Recursive or Traversal, or a drafter of chains")
+  tree, _ = _draft.eval_shape(target, proposer, state)
   if not verifier.needs_q:
     return
-  try:
-    tree = _judge.eval_shape(target, proposer, state, verifier=verifier)
-  except ValueError as error:
-    raise ValueError(f"{name} cannot verify the drafts of {drafter}: {error}") from error
   if tree.q is None:
     raise ValueError(f"{name} needs sampled drafts and the law q that they were drawn from, and {drafter} makes point "
                      "drafts; use Point, or a drafter that samples")
+  try:
+    _law.eval_shape(tree, verifier=verifier, depth=proposer.max_depth, vocabulary=target.vocab_size)
+  except ValueError as error:
+    raise ValueError(f"{name} cannot verify the drafts of {drafter}: {error}") from error
 
 
-@functools.partial(jax.jit, static_argnames="verifier")
-def _judge(target, proposer, state, *, verifier):
-  """Only ever traced: whether the verifier takes the proposer's trees, and what they are made of."""
-  tree, _ = decode.draft(target, proposer, state)
-  if tree.q is not None:
-    verifier.law(jnp.zeros((*tree.tokens.shape, target.vocab_size)), tree, proposer.max_depth)
-  return tree
+# Only ever traced.
+_draft = jax.jit(decode.draft)
+
+
+@functools.partial(jax.jit, static_argnames=("verifier", "depth", "vocabulary"))
+def _law(tree, *, verifier, depth, vocabulary):
+  return verifier.law(jnp.zeros((*tree.tokens.shape, vocabulary)), tree, depth)
 
 
 def chunks(tokens: int) -> list[int]:

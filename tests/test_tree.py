@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax import draft_laws
 from specjax import tree as tree_lib
 
 follow = jax.jit(tree_lib.follow, static_argnums=2)
@@ -135,3 +136,118 @@ def test_shapes_are_checked():
     tree_lib.chain(jnp.zeros(2, jnp.int32), jnp.zeros((2, 3), jnp.int32), jnp.zeros(3, jnp.int32))
   with pytest.raises(AssertionError):
     tree_lib.follow(tree_lib.root_only(jnp.zeros(2, jnp.int32)), jnp.zeros((2, 2), jnp.int32), 1)
+
+
+path_to = jax.jit(tree_lib.path_to, static_argnums=2)
+
+
+@pytest.mark.parametrize("width, depth", [(1, 0), (1, 2), (5, 4), (8, 7), (8, 10)])
+def test_path_to_is_the_way_up(width, depth):
+  rng, rows = np.random.default_rng(50 + width), 60
+  tree = random_trees(rng, rows, width)
+  parents, levels = np.asarray(tree.parents), set()
+  for _ in range(4):
+    node = rng.integers(0, width, rows).astype(np.int32)
+    node[:3] = 0, 0, width - 1  # the end of the chain, an end of the star
+    path, level = path_to(tree, jnp.asarray(node), depth)
+    assert path.shape == (rows, depth + 1) and path.dtype == level.dtype == jnp.int32
+    for row in range(rows):
+      wanted = walk_up(parents[row], node[row])[::-1] if node[row] else [0]
+      assert level[row] == len(wanted) - 1
+      assert path[row].tolist() == wanted + [node[row]] * (depth + 1 - len(wanted))
+      levels.add(len(wanted) - 1)
+  assert len(levels) >= min(width, 4)
+
+
+def test_path_to_the_node_where_follow_ends_is_its_path():
+  rng = np.random.default_rng(60)
+  tree = random_trees(rng, 60, 8)
+  path, accepted = follow(tree, jnp.asarray(rng.integers(0, 3, (60, 8)), jnp.int32), 7)
+  again, level = path_to(tree, path[:, -1], 7)
+  assert np.array_equal(path, again) and np.array_equal(accepted, level)
+
+
+def sampled_tree():
+  """Two rows of four nodes, drawn and chosen ones; the second row has a poisoned node behind its size."""
+  q = np.full((2, 4, 5), .2, np.float32)
+  q[:, 1] = (.5, .5, 0, 0, 0)
+  q[:, 3] = 7  # not read: it has no sampled child
+  return tree_lib.TokenTree(tokens=jnp.asarray([[3, 4, 1, 2], [3, 4, 0, 99]], jnp.int32),
+                            parents=jnp.asarray([[0, 0, 1, 0], [0, 0, 1, 3]], jnp.int32), size=jnp.asarray([4, 3]),
+                            sampled=jnp.asarray([[0, 1, 1, 0], [0, 1, 1, 1]], bool), q=draft_laws.DenseLaw(jnp.asarray(q)))
+
+
+def changed(tree, **at):
+  """The tree with single entries changed: field=(index, value)."""
+  for field, (index, value) in at.items():
+    if field == "q":
+      tree = tree.replace(q=draft_laws.DenseLaw(tree.q.probs.at[index].set(value)))
+    else:
+      tree = tree.replace(**{field: getattr(tree, field).at[index].set(value)})
+  return tree
+
+
+def test_check_passes_what_is_right():
+  tree = sampled_tree()
+  assert tree_lib.check(tree, 5) is tree
+  points = tree.replace(sampled=None, q=None)
+  assert tree_lib.check(points, 5) is points
+  chosen = tree.replace(sampled=jnp.zeros((2, 4), bool), q=None)
+  assert tree_lib.check(chosen, 5) is chosen
+  tree_lib.check(changed(tree, q=((0, 0, 0), .2005)), 5)  # rounding
+  ids = jnp.broadcast_to(jnp.arange(5, dtype=jnp.int32), (2, 4, 5))
+  tree_lib.check(tree.replace(q=draft_laws.SparseLaw(ids, tree.q.probs)), 5)
+
+
+@pytest.mark.parametrize("change, message", [
+    (dict(parents=((0, 2), 2)), "node 2 of row 0 has parent 2; a parent comes before"),
+    (dict(parents=((1, 1), -1)), "node 1 of row 1 has parent -1"),
+    (dict(tokens=((0, 3), 5)), "node 3 of row 0 drafts id 5; ids are 0 to 4"),
+    (dict(tokens=((1, 1), -1)), "node 1 of row 1 drafts id -1"),
+    (dict(size=((1,), 0)), "row 1 has size 0; allowed are 1 to 4"),
+    (dict(size=((0,), 5)), "row 0 has size 5; allowed are 1 to 4"),
+    (dict(size=((1,), 4)), "node 3 of row 1 has parent 3"),  # the poison, if it were valid
+    (dict(tokens=((0, 2), 3)), "node 2 of row 0 was drawn as id 3, to which q gives probability 0"),
+    (dict(q=((1, 0, 2), .3)), "q at node 0 of row 1 sums to 1.1"),
+    (dict(q=((0, 1), jnp.asarray([.8, .5, -.3, 0, 0]))), "q at node 1 of row 0 sums to 1 and its least entry is -0.3"),
+    (dict(q=((0, 1), 0.)), "q at node 1 of row 0 sums to 0"),
+])
+def test_check_names_what_is_wrong(change, message):
+  with pytest.raises(ValueError, match=message):
+    tree_lib.check(changed(sampled_tree(), **change), 5)
+
+
+def test_check_refuses_sampled_nodes_without_q():
+  with pytest.raises(ValueError, match="sampled nodes but no q"):
+    tree_lib.check(sampled_tree().replace(q=None), 5)
+
+
+@pytest.mark.parametrize("nodes", [3, 4])
+def test_chain_with_q(nodes):
+  """q of the drafted tokens' parents alone, or of all nodes."""
+  probs = jnp.asarray(np.random.default_rng(9).dirichlet(np.ones(5), (2, nodes)), jnp.float32)
+  tree = tree_lib.chain(jnp.asarray([5, 6], jnp.int32), jnp.asarray([[1, 2, 3], [4, 4, 4]], jnp.int32),
+                        jnp.asarray([3, 1], jnp.int32), draft_laws.DenseLaw(probs))
+  assert tree.sampled.tolist() == [[False, True, True, True]] * 2
+  assert tree.q.probs.shape == (2, 4, 5) and np.array_equal(tree.q.probs[:, :nodes], probs)
+  for node in range(1, 4):
+    assert np.array_equal(tree.q.row(tree.parents[:, node], 5), probs[:, node - 1])
+  assert tree_lib.check(tree, 5) is tree and tree.replacement
+
+
+def test_drafted_are_the_valid_ones_but_the_root():
+  assert sampled_tree().drafted.tolist() == [[False, True, True, True], [False, True, True, False]]
+  assert tree_lib.root_only(jnp.zeros(2, jnp.int32)).drafted.tolist() == [[False]] * 2
+
+
+def test_narrow_and_widen_keep_what_was_drawn():
+  tree = sampled_tree().replace(replacement=False)
+  wide, narrow = tree.widen(6), tree.narrow(3)
+  jax.tree.map(np.testing.assert_array_equal, wide.narrow(4), tree)
+  assert wide.size.tolist() == [4, 3] and wide.valid[:, 4:].any() == wide.sampled[:, 4:].any() == False  # noqa: E712
+  assert wide.sampled.shape == (2, 6) and wide.q.probs.shape == (2, 6, 5) and not wide.replacement
+  assert (wide.parents[:, 4:] == 0).all() and (wide.tokens[:, 4:] == 0).all()
+  assert narrow.sampled.tolist() == [[False, True, True]] * 2 and np.array_equal(narrow.q.probs, tree.q.probs[:, :3])
+  assert not narrow.replacement and narrow.parents.tolist() == [[0, 0, 1]] * 2
+  points = tree.replace(sampled=None, q=None)
+  assert points.widen(6).sampled is None and points.narrow(2).q is None

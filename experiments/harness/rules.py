@@ -74,11 +74,11 @@ def check(proposers: dict, verifier: verifiers.Verifier) -> None:
     trees, points = proposer.max_nodes > proposer.max_depth + 1, name not in methods.SAMPLED
     if proposer.max_nodes == 1 or _judges(verifier, trees, points):  # plain decoding drafts nothing: any rule will do
       continue
-    takes, makes = (("chains", "trees") if verifier.chain_only and trees else
-                    ("sampled drafts, with the law that they were drawn from,", "point drafts"))
+    takes, makes = (("takes chains only", "trees") if verifier.chain_only and trees else
+                    ("needs sampled drafts and the law that they were drawn from", "point drafts"))
     others = ", ".join(other for other, kind in verifiers.BY_NAME.items() if _judges(kind, trees, points))
-    raise ValueError(f"--verifier={name_of(verifier)} takes {takes} only, and the method {name} makes {makes}; leave "
-                     f"{name} out, or set --verifier to one of {others}")
+    raise ValueError(f"--verifier={name_of(verifier)} {takes}, and the method {name} makes {makes}; leave {name} out, "
+                     f"or set --verifier to one of {others}")
 
 
 def _judges(verifier, trees, points):

@@ -111,6 +111,8 @@ class NoisySelf(base.Stateless):
     if self.rule in ("greedy_multi", "without_replacement"):
       for i in earlier:
         law = law.at[jnp.arange(batch), tokens[:, i]].set(0)
+    if self.rule == "without_replacement":  # nothing left: an earlier sibling again, which no verifier accepts twice
+      law = jnp.where(law.max(-1, keepdims=True) > 0, law, q[:, parent])
     if self.rule == "greedy_multi":
       mass = law.sum(-1, keepdims=True)
       law = jnp.where(mass > 0, law / jnp.where(mass > 0, mass, 1), q[:, parent])

@@ -32,6 +32,7 @@ class Outcomes:
   q: np.ndarray            # f64[R, T, V]; POISON at nodes without sampled children
   replacement: bool = True
   sparse: bool = False
+  draws: bool = True       # whether the rule draws at all: its trees have a q, even where nothing was drafted
 
   def contexts(self) -> tuple[np.ndarray, np.ndarray]:
     """Depth of every node i32[R, T], and its context i64[R, T]: the tokens behind the root, as a number."""
@@ -44,9 +45,9 @@ class Outcomes:
     return depth, context
 
   def tree(self, dtype) -> tree_lib.TokenTree:
-    """The trees as a verifier gets them; without sampled nodes there is no q at all."""
+    """The trees as a verifier gets them; a rule that never draws gives no q at all."""
     arrays = dict(tokens=jnp.asarray(self.tokens), parents=jnp.asarray(self.parents), size=jnp.asarray(self.size))
-    if not self.sampled.any():
+    if not self.draws:
       return tree_lib.TokenTree(**arrays)
     law = draft_laws.DenseLaw(jnp.asarray(self.q, dtype))
     if self.sparse:

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 
 from absl import flags
+from absl.testing import flagsaver
 import pytest
 
 from experiments import workloads
@@ -12,6 +13,7 @@ from experiments.harness import costs as costs_lib
 from experiments.harness import job
 from specjax import checkpoints
 from specjax import proposers
+from specjax import verifiers
 import programs
 import test_summary
 
@@ -236,7 +238,8 @@ def test_the_report_shows_the_run(main):
   assert all(name in page for name in ("chat-1", "ngram", "code"))
 
 
-@pytest.mark.parametrize("name", ["sampled", "coupled", "lossy", "batch", "one method", "raw", "whole", "cut", "overwrite"])
+@pytest.mark.parametrize("name", ["sampled", "coupled", "lossy", "batch", "one method", "raw", "whole", "cut",
+                                  "overwrite"])
 def test_other_runs_end_well(more, name):
   end, folder = more[name]
   assert end.code == 0, end.err
@@ -404,13 +407,14 @@ def test_interrupt_and_resume(tmp_path, env):
   assert {g["requests"] for g in summary["groups"]} == {len(names)}
 
 
-def make_job(tmp_path):
+def make_job(tmp_path, **given):
   """A job of two requests in one batch, of which nothing is run."""
   if not flags.FLAGS.is_parsed():
     flags.FLAGS.mark_as_parsed()
   requests = [workloads.Request(id=n, category="chat", language="en", turns=("hello",), source="x:1") for n in "ab"]
   return job.Job(str(programs.ROOT / programs.TINY), {"plain": proposers.Plain()}, requests, batch_size=2, repeats=1,
-                 raw=False, outdir=str(tmp_path / "run"), overwrite=False, resume=False, config={"request_ids": []})
+                 raw=False, outdir=str(tmp_path / "run"), overwrite=False, resume=False, config={"request_ids": []},
+                 **given)
 
 
 def record(name):
@@ -437,18 +441,35 @@ class _Seen(Exception):
 
 def test_costs_are_those_of_the_batch(tmp_path, monkeypatch):
   """Step times of a batch of two are taken apart by parts that were timed with two rows, or not at all."""
-  run = make_job(tmp_path)
+  run = make_job(tmp_path, verifier=verifiers.Block())
   run.folder.append([record("a"), record("b")])
   rows = []
 
-  def start(target, proposer, prompts, *args, **kwargs):
+  def start(target, proposer, prompts, params, **kwargs):
     rows.append(len(prompts))
+    assert (params.temperature, kwargs["verifier"]) == (0.7, verifiers.Block())
     raise _Seen
 
   monkeypatch.setattr(costs_lib.drivers, "start", start)
   monkeypatch.setattr(costs_lib, "device_peaks", lambda: {"memory_bandwidth": 1e9, "arithmetic": 1e9})
   try:
-    (group, *_) = run.finish(costs=True)["groups"]
+    with flagsaver.flagsaver(temperature=0.7):
+      (group, *_) = run.finish(costs=True)["groups"]
     assert group["verify_ms"] is None and group["other_ms"] is None
   except _Seen:
     assert rows == [2]
+
+
+@pytest.mark.usefixtures("quick_compile_here")
+def test_the_gap_is_that_of_the_adjusted_logits(tmp_path):
+  """With a bias on one id that id leads by it; before the minimum of tokens no end of sequence can lead."""
+  run = make_job(tmp_path)
+  prompt, output = [5, 6, 7], [8, 9]
+  free = run._gap(prompt, output)
+  assert run._gap(prompt + output, []) == pytest.approx(free, abs=1e-4)  # wherever the prompt ends
+  (end, *_) = run.plan.target.eos_ids
+  with flagsaver.flagsaver(logit_bias=["11:500"]):
+    assert run._gap(prompt, output) > 400 > free
+  with flagsaver.flagsaver(min_new_tokens=3, logit_bias=[f"{end}:1000"]):
+    assert run._gap(prompt, output) == pytest.approx(free, abs=1e-4)
+    assert run._gap(prompt, [*output, 10]) > 900

@@ -203,14 +203,19 @@ def test_seeds_depend_on_the_request_alone(monkeypatch, tokenizer):
 
 def test_flags_reach_the_driver(monkeypatch, tokenizer):
   driver = Driver(monkeypatch)
+  warmed = []
+  monkeypatch.setattr(measure.drivers, "warm_up", lambda *args, **kwargs: warmed.append((args[3], kwargs["verifier"])))
   with flagsaver.flagsaver(temperature=0.7, top_k=5, top_p=0.9, min_p=0.05, seed=11, presence_penalty=0.5,
                            logit_bias=["3:-1", "4: -inf"], banned_ids=["8"], allowed_ids=["1", "3"],
                            min_new_tokens=2):
-    records = [r for batch in run(make_plan(tokenizer, [request()], verifier=verifiers.Block())) for r in batch]
+    plan = make_plan(tokenizer, [request()], verifier=verifiers.Block())
+    measure.warm_up(plan)
+    records = [r for batch in run(plan) for r in batch]
   params = driver.calls[0]["params"]
   assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.7, 5, 0.9, 0.05)
   assert (params.presence_penalty, params.logit_bias, params.min_new_tokens) == (0.5, {3: -1, 4: -np.inf}, 2)
   assert (params.banned_ids, params.allowed_ids) == ([8], [1, 3])
+  assert warmed == [(params.replace(seed=None), verifiers.Block())] * 2
   assert {call["verifier"] for call in driver.calls} == {verifiers.Block()}
   assert {(r["verifier"], r["lossless"]) for r in records} == {("block", True)}
   assert (jax.random.key_data(driver.calls[0]["key"]) == jax.random.key_data(jax.random.key(11))).all()

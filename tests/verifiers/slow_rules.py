@@ -102,6 +102,18 @@ def random_drafts(seed, rows, width, vocabulary, *, shape="tree", kind="mixture"
   return Drafts(tokens, parents, size, sampled, q, p, replacement)
 
 
+def star(p, q, tokens, sampled, recorded=None, replacement=True, rows=64, width=6):
+  """Trees of depth 1 from p, q f64[B, V] at the root and its children's tokens i32[B, K], filled up to a shape.
+
+  `sampled` bool[K] says which were drawn; `recorded` is the law in the tree where it is not q.
+  """
+  count = tokens.shape[1]
+  wide = lambda x: np.pad(x, ((0, rows - len(x)), (1, width - 1 - count)))
+  laws = lambda x: np.repeat(np.pad(x, ((0, rows - len(x)), (0, 0)), mode="edge")[:, None], width, 1)
+  return Drafts(wide(tokens), np.zeros((rows, width)), np.full(rows, count + 1),
+                wide(np.tile(sampled, (len(tokens), 1))), laws(q if recorded is None else recorded), laws(p), replacement)
+
+
 def children(drafts, row, node):
   return [c for c in range(1, drafts.size[row]) if drafts.parents[row, c] == node]
 
@@ -284,3 +296,8 @@ def typical(drafts, row, epsilon=.09, alpha=.3):
   visit(0, 0, 1.0)
   stop[-best[2]], following[:] = 1, drafts.p[row]
   return stop, following
+
+
+def name(x):
+  """What a test is called by in a list of rules, references and settings."""
+  return getattr(x, "__name__", str(x))

@@ -20,15 +20,6 @@ def drafts(seed, **how):
   return slow.random_drafts(seed, ROWS, WIDTH, VOCABULARY, **how)
 
 
-def star(p, q, tokens, sampled, recorded=None, replacement=True):
-  """Trees of depth 1 from p, q f64[B, V] at the root and its children's tokens i32[B, K]; `sampled` bool[K]."""
-  rows, count = tokens.shape
-  wide = lambda x: np.pad(x, ((0, ROWS - rows), (1, WIDTH - 1 - count)))
-  laws = lambda x: np.repeat(np.pad(x, ((0, ROWS - rows), (0, 0)), mode="edge")[:, None], WIDTH, 1)
-  return slow.Drafts(wide(tokens), np.zeros((ROWS, WIDTH)), np.full(ROWS, count + 1),
-                     wide(np.tile(sampled, (rows, 1))), laws(q if recorded is None else recorded), laws(p), replacement)
-
-
 def all_draws(seed, tables, k):
   """Every k tokens for each of several laws: p, q f64[B, V], tokens i32[B, k] and their chance with replacement."""
   rng = np.random.default_rng(seed)
@@ -47,7 +38,7 @@ def all_draws(seed, tables, k):
     (TRAVERSAL, slow.traversal, dict()),
     (TRAVERSAL, slow.traversal, dict(replacement=False)),
     (K_SEQ, slow.k_seq, dict()),  # its rho by scipy's root finder
-], ids=str)
+], ids=slow.name)
 def test_the_paper_in_numpy(rule, reference, how):
   deepest = 0
   for seed, kind in enumerate(("iid", "mixture", "point")):
@@ -61,7 +52,7 @@ def test_the_paper_in_numpy(rule, reference, how):
 @pytest.mark.parametrize("rule, reference, shape", [
     (REJECTION, slow.rejection, "chain"), (BLOCK, slow.block, "chain"), (RECURSIVE, slow.recursive, "tree"),
     (TRAVERSAL, slow.traversal, "tree"),
-], ids=str)
+], ids=slow.name)
 def test_points_need_no_q(rule, reference, shape):
   given = drafts(4, kind="point", shape=shape)
   slow.assert_same(given.law(rule, law=None), slow.answers(reference, given), 1e-11)
@@ -144,7 +135,7 @@ def long_chains():
 
 
 @pytest.mark.parametrize("rule, reference", [(REJECTION, slow.rejection), (BLOCK, slow.block),
-                                             (TRAVERSAL, slow.block)], ids=str)
+                                             (TRAVERSAL, slow.block)], ids=slow.name)
 def test_long_chains_in_single_precision(rule, reference):
   given = long_chains()
   stop, following = given.law(rule, dtype=np.float32)
@@ -172,11 +163,11 @@ def test_k_seq_refuses_what_it_cannot_judge():
     K_SEQ.stops(given.p, drafts(31, replacement=False).tree(np.float32), WIDTH - 1)
 
 
-@pytest.mark.parametrize("rule", [RECURSIVE, TRAVERSAL, K_SEQ, GREEDY_MULTI], ids=str)
+@pytest.mark.parametrize("rule", [RECURSIVE, TRAVERSAL, K_SEQ, GREEDY_MULTI], ids=slow.name)
 def test_duplicates_and_forbidden_tokens_do_no_harm(rule):
   """All pairs of independent draws: equal ones, ones with p = 0; the law of the token is p."""
   p, q, tokens, chance = all_draws(1, 4, 2)
-  given = star(p, q, tokens, np.ones(2))
+  given = slow.star(p, q, tokens, np.ones(2))
   answer = given.law(rule)
   law = (slow.first_token(answer, given) * chance[:, None]).reshape(4, -1, VOCABULARY).sum(1)
   np.testing.assert_allclose(law, p[::VOCABULARY ** 2], atol=1e-11)
@@ -188,18 +179,18 @@ def test_duplicates_and_forbidden_tokens_do_no_harm(rule):
     assert (answer[0][possible, 2] == 0).all()
 
 
-@pytest.mark.parametrize("rule", [RECURSIVE, TRAVERSAL], ids=str)
+@pytest.mark.parametrize("rule", [RECURSIVE, TRAVERSAL], ids=slow.name)
 def test_a_duplicate_that_cannot_be_is_rejected(rule):
   """Without replacement a second copy has a law that gives it nothing."""
   p, q, tokens, _ = all_draws(2, 4, 2)
   tokens[:, 1] = tokens[:, 0]
-  stop, _ = star(p, q, tokens, np.ones(2), replacement=False).law(rule)
+  stop, _ = slow.star(p, q, tokens, np.ones(2), replacement=False).law(rule)
   assert (stop[:, 2] == 0).all()
   np.testing.assert_allclose(stop.sum(-1), 1, atol=1e-12)
 
 
 @pytest.mark.parametrize("rule, shape", [(REJECTION, "chain"), (BLOCK, "chain"), (RECURSIVE, "tree"),
-                                         (TRAVERSAL, "tree"), (K_SEQ, "tree"), (GREEDY_MULTI, "tree")], ids=str)
+                                         (TRAVERSAL, "tree"), (K_SEQ, "tree"), (GREEDY_MULTI, "tree")], ids=slow.name)
 def test_a_token_that_its_own_law_forbids_is_rejected(rule, shape):
   given = drafts(33, kind="iid", shape=shape, ragged=False)
   dead = np.zeros((ROWS, WIDTH), bool)
@@ -213,16 +204,16 @@ def test_a_token_that_its_own_law_forbids_is_rejected(rule, shape):
   assert (stop[dead] == 0).all() and np.isfinite(stop).all() and np.isfinite(following).all()
 
 
-@pytest.mark.parametrize("rule", [RECURSIVE, TRAVERSAL], ids=str)
+@pytest.mark.parametrize("rule", [RECURSIVE, TRAVERSAL], ids=slow.name)
 def test_drafting_all_of_the_support_without_replacement_is_accepted(rule):
   orders = np.array(list(itertools.permutations(range(VOCABULARY))))
   rng = np.random.default_rng(3)
   p, q = (slow.random_laws(rng, (len(orders),), VOCABULARY, zeros) for zeros in (.3, 0))
-  given = star(p, q, orders, np.ones(4), replacement=False)
+  given = slow.star(p, q, orders, np.ones(4), replacement=False)
   answer = given.law(rule)
   np.testing.assert_allclose(answer[0][:24, 0], 0, atol=1e-12)
   chance = np.ones(len(orders))  # of this order; the law over all of them is p when p and q are the same for all
-  given = star(np.tile(p[0], (24, 1)), np.tile(q[0], (24, 1)), orders, np.ones(4), replacement=False)
+  given = slow.star(np.tile(p[0], (24, 1)), np.tile(q[0], (24, 1)), orders, np.ones(4), replacement=False)
   left = np.tile(q[0], (24, 1))
   for token in orders.T:
     chance *= left[np.arange(24), token] / left.sum(-1)
@@ -241,7 +232,7 @@ def test_greedy_multi_reaches_the_bound(points):
   rest /= rest.sum(-1, keepdims=True)
   drawn = np.tile(np.arange(VOCABULARY), 16)[:, None]
   chance = np.take_along_axis(rest, drawn, 1)[:, 0]
-  given = star(p, q, np.concatenate([top, drawn], 1), np.array([False] * points + [True]), recorded=rest)
+  given = slow.star(p, q, np.concatenate([top, drawn], 1), np.array([False] * points + [True]), recorded=rest)
   answer = given.law(GREEDY_MULTI)
   each = lambda x: (x * chance[:, None]).reshape(16, VOCABULARY, -1).sum(1)
   wanted = np.take_along_axis(p, top, 1).sum(-1) + np.minimum(p, rest).sum(-1)
@@ -253,8 +244,8 @@ def test_recursive_judges_sampled_children_first():
   """A point in front of a draw of its token: the draw takes its share first, the point what is left."""
   p, q = np.array([[.5, .3, .1, .1]]), np.array([[.25, .25, .25, .25]])
   tokens = np.array([[0, 0]])
-  stop = star(p, q, tokens, np.array([False, True])).law(RECURSIVE)[0][0]
+  stop = slow.star(p, q, tokens, np.array([False, True])).law(RECURSIVE)[0][0]
   np.testing.assert_allclose(stop[:3], (0, 0, 1), atol=1e-12)  # p / q = 2: the draw is always accepted
-  stop, following = (x[0] for x in star(p, q, np.array([[0, 3]]), np.array([False, True])).law(RECURSIVE))
+  stop, following = (x[0] for x in slow.star(p, q, np.array([[0, 3]]), np.array([False, True])).law(RECURSIVE))
   np.testing.assert_allclose(stop[:3], (.6 * .05 / .3, .6 * .25 / .3, .4), atol=1e-12)
   np.testing.assert_allclose(following[0], (0, 1, 0, 0), atol=1e-12)
