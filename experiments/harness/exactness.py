@@ -22,16 +22,16 @@ from specjax.theory import worlds
 
 BOUND, BOUND_X64, CAUGHT, DRAW_BOUND = 1e-6, 1e-12, 1e-3, 1e-6
 
-# name -> parents, vocabulary; shapes in depth-first order, so that rows may end early anywhere. Few vocabularies, because
-# each is a program of its own.
+# name -> parents, vocabulary; shapes in depth-first order, so that rows may end early anywhere. Few vocabularies and
+# widths: each pair of them is a program of its own.
 TREES = {
-    "chain of 1": ((0, 0), 4),
+    "chain of 1": ((0, 0), 3),
     "chain of 2": ((0, 0, 1), 3),
     "chain of 3": ((0, 0, 1, 2), 3),
-    "two siblings": ((0, 0, 0), 4),
+    "two siblings": ((0, 0, 0), 5),
     "three siblings": ((0, 0, 0, 0), 3),
     "branches": ((0, 0, 1, 1, 0, 4), 3),
-    "depth 3": ((0, 0, 1, 2, 1, 0, 5), 2),
+    "depth 3": ((0, 0, 1, 2, 1, 0), 3),
 }
 
 _make = sampling.SamplingParams
@@ -92,8 +92,6 @@ def _fits(verifier, tree, draft):
   if draft in ("top_k", "argmax") and chain == (draft == "top_k"):  # one rule under two names
     return False
   if (rule.chain_only and not chain) or (rule.needs_q and points):
-    return False
-  if rule.needs_q and tree == "chain of 1" and draft.startswith("mixture"):  # its only node is a point
     return False
   if verifier == "kseq":
     return draft not in _WITHOUT

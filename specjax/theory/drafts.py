@@ -133,7 +133,8 @@ def enumerate_drafts(rule: Rule, parents: tuple[int, ...], laws: tuple[np.ndarra
   moved = np.take_along_axis(place, np.asarray(parents)[order], axis=1)
   return Outcomes(tokens=take(tokens), parents=np.where(take(there), moved, 0).astype(np.int32),
                   size=there.sum(1).astype(np.int32), probability=probability, sampled=take(sampled),
-                  q=np.take_along_axis(recorded, order[..., None], axis=1), replacement=replacement, sparse=sparse)
+                  q=np.take_along_axis(recorded, order[..., None], axis=1), replacement=replacement, sparse=sparse,
+                  draws=rule not in (point, repeated, top_k))
 
 
 def point(place, q, siblings):

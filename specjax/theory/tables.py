@@ -18,6 +18,7 @@ import numpy as np
 from specjax import constraints
 from specjax import processors
 from specjax import sampling
+from specjax import sampling_params
 from specjax import tree as tree_lib
 
 
@@ -121,9 +122,7 @@ def conditionals(logits: tuple[np.ndarray, ...], setting: Setting, params: sampl
   more = lambda x: np.concatenate([x, np.repeat(x[:1], few_sizes(first) - first, axis=0)])
   allowed = None
   if setting.constraint is not None and params is None:
-    rule, output = setting.constraint(vocabulary), jnp.asarray(more(tokens))[:, prompt:]
-    allowed = rule.allowed(constraints.advance_by(rule, rule.init(len(output)), output,
-                                                  jnp.asarray(more(length) - prompt)))[:, None]
+    allowed = _allowed_behind(setting.constraint(vocabulary), more(tokens)[:, prompt:], more(length) - prompt)
   laws = _process(more(np.concatenate(logits))[:, None], setting.params if params is None else params, setting,
                   more(tokens), more(length), more(last), np.ones((few_sizes(first), 1, 1), bool), dtype,
                   allowed=allowed)
@@ -148,9 +147,7 @@ def tree_laws(logits: np.ndarray, tokens: np.ndarray, parents: np.ndarray, depth
   length = np.full(rows, len(setting.prompt), np.int32)
   allowed = None
   if setting.constraint is not None:
-    rule = setting.constraint(logits.shape[-1])
-    tree = tree_lib.TokenTree(tokens=jnp.asarray(tokens), parents=jnp.asarray(parents), size=None)
-    allowed = constraints.allowed_at(rule, constraints.node_states(rule, rule.init(rows), tree))
+    allowed = _allowed_in_tree(setting.constraint(logits.shape[-1]), tokens, parents)
   return _process(logits, setting.params, setting, prompt, length, tokens, mask, dtype, distort, allowed)
 
 
@@ -190,8 +187,34 @@ def _process(logits, params, setting, tokens, length, path_tokens, mask, dtype, 
                                    eos=jnp.asarray(eos), path_tokens=jnp.asarray(path_tokens, jnp.int32),
                                    mask=jnp.asarray(mask), allowed=allowed)
     prefixes = prefixes if distort is None else distort(prefixes)
-    law = _processed(jnp.asarray(logits, dtype), batched(params, rows, vocabulary), prefixes)
+    law = _processed(jnp.asarray(logits, dtype), _with_all(batched(params, rows, vocabulary)), prefixes)
     return np.asarray(law, np.float64)
+
+
+def _with_all(params):
+  """With neutral values for what is not asked for, if anything is that changes logits: one program for all settings."""
+  if not params.adjusts:
+    return params
+  rows = params.temperature.shape[0]
+  spread = lambda value, dtype: jnp.asarray(np.full(rows, value, dtype))
+  none = sampling_params.RowIds(ids=jnp.asarray(np.full((rows, 8), -1, np.int32)))
+  neutral = dict(repetition_penalty=spread(1, np.float32), presence_penalty=spread(0, np.float32),
+                 frequency_penalty=spread(0, np.float32), min_new_tokens=spread(0, np.int32), banned_ids=none,
+                 allowed_ids=none, logit_bias=none.replace(values=jnp.asarray(np.zeros((rows, 8), np.float32))))
+  return params.replace(**{name: value for name, value in neutral.items() if getattr(params, name) is None})
+
+
+@jax.jit
+def _allowed_behind(rule, output, length):
+  """bool[B, 1, V]: what may follow the first `length` i32[B] of the output tokens i32[B, S]."""
+  return rule.allowed(constraints.advance_by(rule, rule.init(output.shape[0]), output, length))[:, None]
+
+
+@jax.jit
+def _allowed_in_tree(rule, tokens, parents):
+  """bool[B, T, V]: what may follow each node of trees that stand behind the prompt."""
+  tree = tree_lib.TokenTree(tokens=tokens, parents=parents, size=None)
+  return constraints.allowed_at(rule, constraints.node_states(rule, rule.init(tokens.shape[0]), tree))
 
 
 _ancestors = jax.jit(tree_lib.ancestors, static_argnums=1)

@@ -11,7 +11,7 @@ from specjax import verifiers
 from specjax.theory import draws
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
-ROWS, WIDTH, VOCABULARY = 8, 5, 5
+ROWS, WIDTH, VOCABULARY = 8, 4, 4
 TEMPERATURE = np.tile([1., .6, 0., 1.3], 2)
 TOP_K = np.array([0, 0, 0, 0, 2, 3, 2, 0])
 BANNED = np.isin(np.arange(ROWS), (1, 2, 4, 7))  # rows without the first and the last id
