@@ -103,7 +103,7 @@ def verify(target, proposer, verifier, state: DecodeState, tree: tree_lib.TokenT
   if size.shape[0] > 1:
     worth = 2 * jnp.sum(size > 1) >= jnp.sum(state.active)
     size = jnp.where(worth, size, 1)
-  tree = tree.replace(size=size).widen(widths[-1])
+  tree = tree.replace(size=size)
   mode = state.params.mode()
   branches = [functools.partial(verify_at, target, verifier, proposer.max_depth, width) for width in widths]
   index = jnp.sum(jnp.max(size) > jnp.array(widths[:-1], jnp.int32)).astype(jnp.int32)
@@ -185,7 +185,7 @@ def prefill_chunk(target, proposer, state: DecodeState, mask: jax.Array) -> Deco
 def verify_at(target, verifier, depth: int, width: int, state: DecodeState, tree: tree_lib.TokenTree, mode):
   """What `verify` does in one width: verdict, path tokens, hidden, in-flight block, reach and logprobs, as in
   `Outcome`."""
-  tree = tree.narrow(width)
+  tree = tree.narrow(width) if width <= tree.width else tree.widen(width)
   mask = tree_lib.ancestors(tree.parents, depth)
   node_depth = tree_lib.depths(mask)
   root = state.length - 1
@@ -193,7 +193,8 @@ def verify_at(target, verifier, depth: int, width: int, state: DecodeState, tree
   out = target.forward(tree.tokens, positions, mask, state.cache)
   logits = target.logits(out.hidden)
   adjusted = processors.adjust(logits, state.params, _prefixes(state, tree, mask))
-  draws = keys_lib.uniforms(verifier.purposes, state.keys, root, positions + 1, target.vocab_size)
+  draws = keys_lib.uniforms(verifier.purposes, state.keys, root, positions + 1, target.vocab_size,
+                            noisy=mode != sampling.GREEDY)
   verdict = verifier.draw(adjusted, tree, state.params, mode, draws, depth)
   tokens = jnp.take_along_axis(tree.tokens, verdict.path, axis=1)
   hidden = jnp.take_along_axis(out.hidden, verdict.path[:, :, None], axis=1)

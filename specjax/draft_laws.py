@@ -26,6 +26,11 @@ class DenseLaw:
     chex.assert_axis_dimension(self.probs, 2, vocabulary)
     return jnp.take_along_axis(self.probs, node[:, None, None], axis=1)[:, 0]
 
+  def dense(self, vocabulary: int) -> jax.Array:
+    """The law at every node: f[B, T, V]."""
+    chex.assert_axis_dimension(self.probs, 2, vocabulary)
+    return self.probs
+
   def excess(self, p: jax.Array, scale: jax.Array) -> jax.Array:
     """The mass of `scale * p` above this law, sum over v of max(scale p(v) - q(v), 0): f[B, T].
 
@@ -58,6 +63,11 @@ class SparseLaw:
     pick = lambda x: jnp.take_along_axis(x, node[:, None, None], axis=1)[:, 0]
     rows = jnp.arange(node.shape[0])[:, None]
     return jnp.zeros((node.shape[0], vocabulary), self.probs.dtype).at[rows, pick(self.ids)].add(pick(self.probs))
+
+  def dense(self, vocabulary: int) -> jax.Array:
+    """See `DenseLaw.dense`."""
+    row, node = jnp.arange(self.ids.shape[0])[:, None, None], jnp.arange(self.ids.shape[1])[None, :, None]
+    return jnp.zeros((*self.ids.shape[:2], vocabulary), self.probs.dtype).at[row, node, self.ids].add(self.probs)
 
   def excess(self, p: jax.Array, scale: jax.Array) -> jax.Array:
     """See `DenseLaw.excess`; only the K ids are looked at, all others count whole."""

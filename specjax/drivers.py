@@ -22,6 +22,7 @@ from specjax import keys as keys_lib
 from specjax import logprobs as logprobs_lib
 from specjax import sampling
 from specjax import stopping
+from specjax import tree as tree_lib
 from specjax.verifiers import point
 
 CHUNKS = (16, 32, 64, 96, 128, 192, 256)  # prompt tokens of one prefill program
@@ -159,14 +160,13 @@ def start(target, proposer, prompts, params=None, *, max_new_tokens=128, key=Non
   tokens = np.zeros((rows, slots), np.int32)
   for row, prompt in enumerate(prompts):
     tokens[row, :len(prompt)] = prompt
-  params = (params or sampling.SamplingParams()).batch(rows, target.vocab_size)
+  params = _copied((params or sampling.SamplingParams()).batch(rows, target.vocab_size))
   eos_ids = target.eos_ids if eos_ids is None else eos_ids
   params.check_ends(eos_ids, budget, target.vocab_size)
   if constraint is not None:
     least = np.zeros(rows, np.int32) if params.min_new_tokens is None else np.asarray(params.min_new_tokens)
     constraint.check(target.vocab_size, eos_ids, least, params)
-    # The state is donated step after step; the caller's tables must outlive it.
-    constraint = jax.tree.map(functools.partial(jnp.array, copy=True), constraint)
+    constraint = _copied(constraint)
   if logprobs is not None and not 0 <= logprobs <= target.vocab_size:
     raise ValueError(f"logprobs={logprobs}: it must be between 0 and the vocabulary's size, {target.vocab_size}; leave "
                      "it out for none")
@@ -179,7 +179,7 @@ def start(target, proposer, prompts, params=None, *, max_new_tokens=128, key=Non
       cache=None, proposer=None, keys=None, params=params,
       rules=stopping.stop_rules(rows, eos_ids, stop_sequences),
       counters=counters_lib.zero_counters(rows, proposer.max_depth, widths),
-      constraint=constraint, constraint_state=None if constraint is None else constraint.init(rows),
+      constraint=constraint, constraint_state=None if constraint is None else _copied(constraint.init(rows)),
       logprobs=None if logprobs is None else logprobs_lib.empty(rows, slots, logprobs))
   fill = lambda cache, proposer_state, keys: state.replace(cache=cache, proposer=proposer_state, keys=keys)
   fresh = (target, proposer, jax.random.key(0) if key is None else key, params.seed)
@@ -190,6 +190,12 @@ def start(target, proposer, prompts, params=None, *, max_new_tokens=128, key=Non
   for chunk in chunks(int(lengths.max()) - 1):
     state = prefill(target, proposer, state, _causal(chunk))
   return state
+
+
+def _copied(tree):
+  """New buffers: the state is donated step after step, what the caller gave must outlive it, and no two of its leaves
+  may be one."""
+  return jax.tree.map(functools.partial(jnp.array, copy=True), tree)
 
 
 @functools.partial(jax.jit, static_argnames=("slots", "capacity"))
@@ -217,7 +223,7 @@ def _check_verifier(target, proposer, verifier, state):
     raise ValueError(f"{name} cannot verify the drafts of {drafter}: {error}") from error
 
 
-# Only ever traced.
+# Traced to see what a proposer drafts; run by `warm_up` only.
 _draft = jax.jit(decode.draft)
 
 
@@ -238,9 +244,15 @@ def chunks(tokens: int) -> list[int]:
 
 
 def warm_up(target, proposer, prompts, params=None, *, max_new_tokens=128, verifier=point.Point(), **kwargs) -> None:
-  """Compiles all that `generate` runs for such a batch: its prefill, and a step in every bucket that it can reach."""
+  """Compiles all that `generate` runs for such a batch: its prefill, and a step in every bucket that it can reach.
+
+  Sampled drafts are judged on the way, see `tree.check`: a drafter whose q is not the law that it drew from would change
+  the law of the text without any other sign.
+  """
   state = start(target, proposer, prompts, params, max_new_tokens=max_new_tokens, verifier=verifier, **kwargs)
   last = bucket(int(np.max(state.limit)), target.max_context)
+  if proposer.max_nodes > 1 and _draft.eval_shape(target, proposer, state)[0].q is not None:
+    tree_lib.check(_draft(target, proposer, state)[0], target.vocab_size)
   while True:
     state = advance(target, proposer, state, np.int32(1), verifier=verifier)
     slots = state.tokens.shape[1]

@@ -33,18 +33,21 @@ def row_keys(key: jax.Array, seeds: jax.Array) -> jax.Array:
   return jax.vmap(lambda seed: jax.random.fold_in(key, seed))(seeds)
 
 
-def uniforms(purposes: tuple[int, ...], keys: jax.Array, root: jax.Array, positions: jax.Array,
-             vocabulary: int) -> Uniforms:
+def uniforms(purposes: tuple[int, ...], keys: jax.Array, root: jax.Array, positions: jax.Array, vocabulary: int,
+             noisy: jax.Array | bool = True) -> Uniforms:
   """Everything a verifier of these `purposes` draws from in one step.
 
   Args:
     purposes: of TOKEN, NOISE, STOP and RESIDUAL.
     keys: key[B], of the rows. root: i32[B], position of the pending token.
     positions: i32[B, T], of the token that follows each node. vocabulary: V.
+    noisy: bool, whether noise will be read; where not, as in greedy batches, it is not drawn.
   """
-  step = lambda purpose: step_uniforms(keys, root, purpose, 1)[:, 0] if purpose in purposes else None
+  step = lambda purpose: step_uniform(keys, root, purpose) if purpose in purposes else None
+  noise = lambda: jax.lax.cond(noisy, lambda: position_noise(keys, positions, vocabulary),
+                               lambda: jnp.ones((*positions.shape, vocabulary), jnp.float32))
   return Uniforms(token=token_uniforms(keys, positions) if TOKEN in purposes else None,
-                  noise=position_noise(keys, positions, vocabulary) if NOISE in purposes else None,
+                  noise=noise() if NOISE in purposes else None,
                   stop=step(STOP), residual=step(RESIDUAL))
 
 
@@ -66,12 +69,9 @@ def position_noise(keys: jax.Array, positions: jax.Array, vocabulary: int) -> ja
   return jnp.swapaxes(noise, 0, 1)
 
 
-def step_uniforms(keys: jax.Array, root: jax.Array, purpose: int, count: int) -> jax.Array:
-  """`count` uniforms in (0, 1) of one step: f32[B, count] from key[B] and the root's position i32[B]; entry i is keyed
-  by (root, purpose, i)."""
-  draw = lambda key, place, index: _uniform(step_key(key, place, purpose, index))
-  over_index = jax.vmap(draw, (None, None, 0))
-  return jax.vmap(over_index, (0, 0, None))(keys, root, jnp.arange(count))
+def step_uniform(keys: jax.Array, root: jax.Array, purpose: int) -> jax.Array:
+  """One uniform in (0, 1) of one step, keyed by (root, purpose, 0): f32[B] from key[B] and the root's position i32[B]."""
+  return jax.vmap(lambda key, place: _uniform(step_key(key, place, purpose, 0)))(keys, root)
 
 
 def step_noise(keys: jax.Array, root: jax.Array, index: jax.Array, vocabulary: int) -> jax.Array:

@@ -19,6 +19,7 @@ import numpy as np
 GREEDY, TEMPERATURE, FILTERED = range(3)
 _NONE = -1  # fills unused places; no token has this id
 _LEAST_PLACES = 8
+_LEAST = float(np.finfo(np.float32).tiny)  # below it a float32 loses its digits, and then is 0: "keep all"
 
 
 @struct.dataclass
@@ -64,11 +65,11 @@ class SamplingParams:
     params = SamplingParams(
         temperature=spread("temperature", np.float32, lambda x: x >= 0, "0 (greedy) or more"),
         top_k=spread("top_k", np.int32, lambda x: x >= 0, "0 (keep all) or more"),
-        top_p=spread("top_p", np.float32, lambda x: (x > 0) & (x <= 1), "in (0, 1]"),
+        top_p=spread("top_p", np.float32, lambda x: (x >= _LEAST) & (x <= 1), f"in [{_LEAST:.3g}, 1]"),
         min_p=spread("min_p", np.float32, lambda x: (x >= 0) & (x <= 1), "in [0, 1]"),
         seed=_rows("seed", np.arange(rows) if self.seed is None else self.seed, rows, np.int32, lambda x: x >= 0,
                    "0 or more"),
-        repetition_penalty=used("repetition_penalty", 1, np.float32, lambda x: x.astype(np.float32) > 0,
+        repetition_penalty=used("repetition_penalty", 1, np.float32, lambda x: x >= _LEAST,
                                 "greater than 0 (1 does nothing)"),
         presence_penalty=used("presence_penalty", 0, *penalty),
         frequency_penalty=used("frequency_penalty", 0, *penalty),
@@ -115,9 +116,10 @@ class SamplingParams:
       if least[row] > budget[row]:
         raise ValueError(f"min_new_tokens={least[row]} in row {row} is more than max_new_tokens={budget[row]}; lower "
                          "the one or raise the other")
-      if least[row] > 0 and usable is not None and usable <= ends[row]:
-        raise ValueError(f"min_new_tokens={least[row]} in row {row}: all that may be drawn are end ids "
-                         f"{sorted(usable)}, which leaves nothing to draw before the minimum; set min_new_tokens=0, or "
+      all_end = usable <= ends[row] if usable is not None else vocabulary is not None and len(ends[row]) >= vocabulary
+      if least[row] > 0 and all_end:
+        raise ValueError(f"min_new_tokens={least[row]} in row {row}: all that may be drawn are end ids, "
+                         f"{sorted(usable or ends[row])[:8]}, which leaves nothing to draw before the minimum; set min_new_tokens=0, or "
                          "allow an id that does not end the row")
 
   def usable_ids(self, rows: int, vocabulary: int | None = None) -> list[set[int] | None]:
@@ -249,7 +251,8 @@ def _id(name, token, row, vocabulary):
 
 
 def _again(name, table, rows, vocabulary):
-  """A table that was made before, checked against this batch and vocabulary."""
+  """A copy of a table that was made before, checked against this batch and vocabulary. The state that holds it is
+  donated step after step; the caller's own must outlive it."""
   ids = np.asarray(table.ids)
   if len(ids) != rows:
     raise ValueError(f"{name} was batched for {len(ids)} rows; this batch has {rows}")
@@ -257,7 +260,7 @@ def _again(name, table, rows, vocabulary):
     row = int(np.argmax(ids.max(-1) >= vocabulary))
     raise ValueError(f"{name} holds id {ids[row].max()} in row {row}: it must be in 0 to {vocabulary - 1}, the "
                      "target's ids")
-  return table
+  return jax.tree.map(lambda x: jnp.array(x, copy=True), table)
 
 
 def _table(lists, fill, dtype):

@@ -87,15 +87,14 @@ def check(tree: TokenTree, vocabulary: int) -> TokenTree:
 
   Raises:
     ValueError: names the row and node: a parent that does not come first, a token outside the vocabulary, a sampled
-      node without q, a law that does not sum to 1, or a law that gives its own token no chance.
+      node without q, a law that does not sum to 1 or names an id twice, or one that gives its own token no chance.
   """
   tokens, parents, size = (np.asarray(x) for x in (tree.tokens, tree.parents, tree.size))
   sampled = None if tree.sampled is None else np.asarray(tree.sampled)
   if sampled is not None and tree.q is None and sampled.any():
     raise ValueError("the tree has sampled nodes but no q: a verifier needs the law that they were drawn from; give q, "
                      "or sampled=None if the tokens were chosen and not drawn")
-  q = None if sampled is None or tree.q is None else np.asarray(jax.vmap(
-      lambda node: tree.q.row(jnp.full(size.shape, node), vocabulary), out_axes=1)(jnp.arange(tree.width)))
+  q = None if sampled is None or tree.q is None else np.asarray(tree.q.dense(vocabulary))
   for row in range(len(size)):
     if not 1 <= size[row] <= tree.width:
       raise ValueError(f"row {row} has size {size[row]}; allowed are 1 to {tree.width}, the tree's nodes")
@@ -107,6 +106,10 @@ def check(tree: TokenTree, vocabulary: int) -> TokenTree:
         raise ValueError(f"{where} drafts id {token}; ids are 0 to {vocabulary - 1}")
       if q is None or not sampled[row, node]:
         continue
+      if isinstance(tree.q, draft_laws.SparseLaw):
+        ids = np.asarray(tree.q.ids)[row, parent][np.asarray(tree.q.probs)[row, parent] > 0]
+        if len(set(ids.tolist())) < len(ids):
+          raise ValueError(f"q at node {parent} of row {row} names ids twice: {sorted(ids.tolist())}; each id once")
       law = q[row, parent]
       if abs(law.sum() - 1) > 1e-3 or law.min() < 0:
         raise ValueError(f"q at node {parent} of row {row} sums to {law.sum():.6g} and its least entry is "

@@ -1,4 +1,4 @@
-"""Draft laws, dense and sparse, against NumPy: the same questions, the same answers; nothing but a law's own row is read."""
+"""Draft laws, dense and sparse, against NumPy: the same questions and answers; nothing but a law's own row is read."""
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,6 +48,11 @@ def test_row(law):
   for node in np.random.default_rng(2).integers(NODES, size=(4, BATCH)):
     found = np.asarray(law.row(jnp.asarray(node), VOCABULARY))
     np.testing.assert_array_equal(found, [reference[b, n] for b, n in enumerate(node)])
+
+
+def test_dense(law):
+  reference, law = law
+  np.testing.assert_array_equal(law.dense(VOCABULARY), reference)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -106,3 +111,5 @@ def test_another_vocabulary_is_refused():
   _, dense, _ = laws(4)
   with pytest.raises(AssertionError):
     dense.row(jnp.zeros(BATCH, jnp.int32), VOCABULARY + 1)
+  with pytest.raises(AssertionError):
+    dense.dense(VOCABULARY + 1)

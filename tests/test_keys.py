@@ -70,8 +70,7 @@ def test_seeds_have_one_axis():
     keys_lib.row_keys(KEY, jnp.zeros((2, 2), jnp.int32))
 
 
-ROWS_AT = (0, 1, 77)
-step_uniforms = jax.jit(keys_lib.step_uniforms, static_argnums=(2, 3))
+step_uniform = jax.jit(keys_lib.step_uniform, static_argnums=2)
 step_noise = jax.jit(keys_lib.step_noise, static_argnums=3)
 position_noise = jax.jit(keys_lib.position_noise, static_argnums=2)
 
@@ -79,7 +78,7 @@ position_noise = jax.jit(keys_lib.position_noise, static_argnums=2)
 @pytest.mark.usefixtures("quick_compile_here")
 def test_no_two_draws_share_a_key():
   """Of three rows, some positions and every purpose; the draws of a step with their indices: all distinct key data."""
-  rows = keys_lib.row_keys(KEY, jnp.asarray(ROWS_AT))
+  rows = keys_lib.row_keys(KEY, jnp.asarray([0, 1, 77]))
   places = jnp.asarray([0, 1, 2, 3, 4, 5, 31, 1000])
   purposes = (keys_lib.TOKEN, keys_lib.NOISE, keys_lib.DRAFT, keys_lib.STOP, keys_lib.RESIDUAL)
   assert len(set(purposes)) == 5
@@ -102,22 +101,22 @@ def test_no_two_draws_share_a_key():
 def test_draws_of_a_step_are_keyed_by_root_purpose_and_index():
   """The documented schedule: row, root, purpose, index."""
   rows, root = keys_lib.row_keys(KEY, jnp.asarray([6, 7])), jnp.asarray([11, 12])
-  found = np.asarray(step_uniforms(rows, root, keys_lib.STOP, 3))
-  for row, index in np.ndindex(2, 3):
+  found = np.asarray(step_uniform(rows, root, keys_lib.STOP))
+  for row in range(2):
     key = KEY
-    for part in ((6, 7)[row], (11, 12)[row], keys_lib.STOP, index):
+    for part in ((6, 7)[row], (11, 12)[row], keys_lib.STOP, 0):
       key = jax.random.fold_in(key, part)
     bits = int(jax.random.bits(key, dtype=jnp.uint32))
-    assert found[row, index] == np.float32((bits >> 9) + 0.5) / np.float32(2 ** 23)
+    assert found[row] == np.float32((bits >> 9) + 0.5) / np.float32(2 ** 23)
 
 
 @pytest.mark.usefixtures("quick_compile_here")
 def test_draws_of_steps_and_purposes_differ():
   rows = keys_lib.row_keys(KEY, jnp.asarray([1, 1]))
-  seen = [np.asarray(step_uniforms(rows, jnp.asarray(roots), purpose, 3)) for purpose in (keys_lib.STOP, keys_lib.RESIDUAL)
-          for roots in ([4, 5], [5, 6], [6, 4])]
+  seen = [np.asarray(step_uniform(rows, jnp.asarray(roots), purpose))
+          for purpose in (keys_lib.STOP, keys_lib.RESIDUAL) for roots in ([4, 5], [5, 6], [6, 4])]
   np.testing.assert_array_equal(seen[0][1], seen[1][0])  # the row and the root alone
-  assert len(np.unique(seen)) == 2 * 3 * 3
+  assert len(np.unique(seen)) == 2 * 3
   noise = np.asarray(step_noise(rows, jnp.asarray([4, 5]), jnp.asarray([[0, 1, 2], [2, 1, 0]]), 7))
   assert noise.shape == (2, 3, 7) and len(np.unique(noise)) == 42
   again = np.asarray(step_noise(rows, jnp.asarray([4, 4]), jnp.asarray([[0, 1, 2], [2, 1, 0]]), 7))
@@ -129,12 +128,13 @@ def test_uniforms_gives_what_is_asked_for():
   rows, root = keys_lib.row_keys(KEY, jnp.asarray([1, 2])), jnp.asarray([9, 3])
   positions = jnp.asarray([[10, 11, 11], [4, 5, 6]])
   alone = dict(token=token_uniforms(rows, positions), noise=position_noise(rows, positions, 4),
-               stop=step_uniforms(rows, root, keys_lib.STOP, 1)[:, 0],
-               residual=step_uniforms(rows, root, keys_lib.RESIDUAL, 1)[:, 0])
+               stop=step_uniform(rows, root, keys_lib.STOP), residual=step_uniform(rows, root, keys_lib.RESIDUAL))
   names = {keys_lib.TOKEN: "token", keys_lib.NOISE: "noise", keys_lib.STOP: "stop", keys_lib.RESIDUAL: "residual"}
-  found = jax.jit(keys_lib.uniforms, static_argnums=(0, 4))(tuple(names), rows, root, positions, 4)
-  for name, wanted in alone.items():
-    np.testing.assert_array_equal(getattr(found, name), wanted)
+  drawn = jax.jit(keys_lib.uniforms, static_argnums=(0, 4))
+  for noisy in (True, False):
+    found = drawn(tuple(names), rows, root, positions, 4, noisy)
+    for name, wanted in alone.items():
+      np.testing.assert_array_equal(getattr(found, name), wanted if noisy or name != "noise" else np.ones((2, 3, 4)))
   for purposes in [(), *((one,) for one in names), (keys_lib.STOP, keys_lib.RESIDUAL)]:
     shapes = jax.eval_shape(lambda p=purposes: keys_lib.uniforms(p, rows, root, positions, 4))
     for purpose, name in names.items():

@@ -10,7 +10,7 @@ import specjax
 ROOT = pathlib.Path(specjax.__file__).parent
 # Ground, models and verifiers, proposers, the step, its drivers. Names not listed are unbound.
 FLOORS = dict(theory=0, tree=0, sampling=0, sampling_params=0, processors=0, constraints=0, keys=0, stopping=0,
-              counters=0, cache=0, models=1, verifiers=1, checkpoints=1, proposers=2, decode=3, drivers=4, loading=4,
+              counters=0, cache=0, draft_laws=0, logprobs=0, models=1, verifiers=1, checkpoints=1, proposers=2, decode=3, drivers=4, loading=4,
               testing=3)
 
 

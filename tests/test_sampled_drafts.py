@@ -31,7 +31,7 @@ def run(proposer, verifier, rows=(0, 1, 2), driver=drivers.generate, **kwargs):
 
 def test_coupled_text_does_not_depend_on_the_drafter(drafter):
   """Nor on the length of its drafts, nor on the width: right drafts, wrong ones, half right ones, none; sampled ones
-  with the position's noise and without; prompt lookup. Sharing the noise is what makes drafts agree."""
+  with the position's noise; prompt lookup."""
   coupled = verifiers.Coupled()
   plain = run(drafter(PROMPTS, [[]] * 3, limit=0), coupled)
   assert not plain.counters.drafted_tokens.any() and plain.lengths.tolist() == [NEW] * 3
@@ -46,7 +46,7 @@ def test_coupled_text_does_not_depend_on_the_drafter(drafter):
       assert not result.counters.accepted_tokens.any()
   assert widths == {0, 1, 2}
   noisy = testing.NoisySelf(noise=1.5, parents=(0, 0, 1, 2), rule="coupled")
-  results = [run(proposer, coupled) for proposer in (proposers.NGram(min_ngram=1, num_tokens=3), noisy, TREE)]
+  results = [run(proposer, coupled) for proposer in (proposers.NGram(min_ngram=1, num_tokens=3), noisy)]
   for result in results:
     np.testing.assert_array_equal(result.tokens, plain.tokens)
     assert 0 < result.counters.accepted_tokens.sum() < result.counters.drafted_tokens.sum()

@@ -28,7 +28,7 @@ EVERYTHING = dict(temperature=0.9, top_k=6, top_p=0.95, repetition_penalty=1.3, 
 # A row each, and what it asks for.
 EACH = [
     dict(temperature=0.0, repetition_penalty=1.8, min_new_tokens=NEW),
-    dict(temperature=0.8, presence_penalty=1.5, frequency_penalty=0.7),
+    dict(temperature=0.8, presence_penalty=1.0, frequency_penalty=0.5),
     dict(temperature=1.2, logit_bias={3: 2.5, 7: -np.inf, EOS: -1.0}),
     dict(temperature=1.0, banned_ids=[0, 5, 6], top_k=4),
     dict(temperature=0.0, allowed_ids=[1, 4, 6, 8], presence_penalty=2.0),
@@ -91,8 +91,9 @@ def test_every_parameter_under_every_draft(make, batch):
     result = run(make(wanted, face), BATCHES[batch])
     assert result.token_ids == wanted, face
     accepted, drafted = result.counters.accepted_tokens.sum(), result.counters.drafted_tokens.sum()
-    assert {"right": accepted == drafted > 0, "wrong": accepted == 0 < drafted, "plain": drafted == 0}.get(
-        face, 0 < accepted < drafted)
+    assert {"wrong": accepted == 0 < drafted, "plain": drafted == 0}.get(face, 0 < accepted < drafted)
+    if face == "right":  # six drafts and a new token a step
+      assert result.counters.steps.tolist() == [-(-len(text) // 7) for text in wanted]
   assert len({tuple(text) for text in wanted}) == len(wanted)
   assert any(len(text) < NEW for text in wanted) and any(len(text) == NEW for text in wanted)
 
@@ -124,7 +125,7 @@ def test_each_row_is_the_row_alone(drafter):
     known = texts("everything")[row]
     one = {**asked, "seed": seed_of(OTHERS, row)}
     for wrong_from in (99, 2):
-      result = run(drafter([PROMPTS[row]], [known], wrong_from=wrong_from), [one], [PROMPTS[row]])
+      result = run(drafter([PROMPTS[row]], [known], wrong_from=wrong_from, num_tokens=3), [one], [PROMPTS[row]])
       assert result.token_ids == [known]
 
 
@@ -150,7 +151,7 @@ def test_the_end_comes_right_behind_the_minimum(make):
 TOP = 3
 
 
-def check_logprobs(found, batch, lengths, exact=None):
+def check_logprobs(found, batch, lengths, plain=None):
   """Against NumPy, row by row up to its end, and nothing behind it."""
   assert found.top_ids.shape[-1] == found.top_raw.shape[-1] == TOP
   for row, length in enumerate(lengths):
@@ -164,8 +165,9 @@ def check_logprobs(found, batch, lengths, exact=None):
                                **near)
     for field in jax.tree.leaves(found):
       assert not field[row, length:].any()
-  if exact is not None:
-    jax.tree.map(np.testing.assert_array_equal, found, exact)
+  if plain is not None:
+    # Rounding may differ between widths, nothing else.
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), found, plain)
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -176,7 +178,7 @@ def test_logprobs_are_those_of_the_text(make, batch):
     result = run(make(wanted, face), BATCHES[batch], logprobs=TOP)
     assert result.token_ids == wanted
     assert result.logprobs.processed.shape == result.tokens.shape
-    check_logprobs(result.logprobs, batch, result.lengths, exact=plain)
+    check_logprobs(result.logprobs, batch, result.lengths, plain=plain)
   for row, asked in enumerate(BATCHES[batch]):
     if asked["temperature"] == 0:
       assert not plain.processed[row].any()  # a law of one id
@@ -185,19 +187,21 @@ def test_logprobs_are_those_of_the_text(make, batch):
     mine = [delta for delta in deltas if delta.row == row]
     assert all(delta.logprobs.raw.shape == (len(delta.token_ids),) for delta in mine)
     joined = jax.tree.map(lambda *parts: np.concatenate(parts), *[delta.logprobs for delta in mine])
-    jax.tree.map(lambda part, all_rows: np.testing.assert_array_equal(part, all_rows[row, :len(part)]), joined, plain)
+    jax.tree.map(lambda part, rows: np.testing.assert_allclose(part, rows[row, :len(part)], rtol=1e-6, atol=1e-6),
+                 joined, plain)
+    assert len(joined.raw) == len(wanted[row])
 
 
 def test_logprobs_are_cut_with_the_text(make):
   """By a stop sequence and by a budget, inside a burst."""
   wanted = texts("each")
   for end in (2, 5, 8):
-    sequences = [[text[end - 2:end]] for text in wanted]
+    sequences = [[text[end - 2:end]] if len(text) >= end else [] for text in wanted]
     result = run(make(wanted), EACH, logprobs=TOP, stop_sequences=sequences)
     assert (result.lengths <= end).all() and result.logprobs.raw.shape == (6, NEW)
     check_logprobs(result.logprobs, "each", result.lengths)
-    result = run(make(wanted), EACH, logprobs=TOP, max_new_tokens=[end] * 6)
-    assert result.logprobs.raw.shape == (6, end)
+    result = run(make(wanted), EACH, logprobs=TOP, max_new_tokens=[NEW, end, end, end, end, end + 1])
+    assert result.lengths.tolist() == [NEW, *np.minimum([end] * 4 + [end + 1], list(map(len, wanted[1:])))]
     check_logprobs(result.logprobs, "each", result.lengths)
 
 
@@ -206,8 +210,8 @@ def test_logprobs_without_alternatives_across_a_bucket(drafter):
   prompt = np.random.default_rng(0).integers(0, TARGET.vocab, 246).tolist()
   text, processed, raw, _ = dummy_law.text(TARGET, prompt, 30, temperature=0.8, seed=4)
   params = SamplingParams(temperature=0.8, seed=4)
-  for face in (dict(), dict(wrong_from=3)):
-    proposer = drafter([prompt], [text], **face)
+  for face in (dict(), dict(wrong_from=1)):
+    proposer = drafter([prompt], [text], num_tokens=3, **face)
     result = drivers.generate(TARGET, proposer, [prompt], params, max_new_tokens=30, logprobs=0)
     assert result.token_ids == [text] and result.logprobs.top_ids.shape == result.logprobs.top_raw.shape == (1, 30, 0)
     np.testing.assert_allclose(result.logprobs.processed[0], processed, rtol=1e-4, atol=2e-5)
@@ -278,9 +282,9 @@ def test_a_grammar_holds_under_drafts(drafter):
     automaton = Automaton(jnp.asarray(table), jnp.asarray(STARTS, jnp.int32))
     known = grammar_texts(table)
     faces = [(known, dict(limit=0)), (known, {}), (known, dict(wrong_from=[0, 2, 1])),
-             *((forbidden_from(table, known, place), {}) for place in (0, 1, 4))]
+             *((forbidden_from(table, known, place), {}) for place in (0, 1, 2))]
     for told, face in faces:
-      result = constrained(automaton, drafter(PROMPTS[:3], told, **face))
+      result = constrained(automaton, drafter(PROMPTS[:3], told, num_tokens=3, **face))
       assert result.token_ids == known, face
       for start, text in zip(STARTS, result.token_ids):
         assert walk(table, start, text) >= 0
@@ -299,10 +303,10 @@ def test_only_emitted_tokens_move_the_state(drafter):
   table = grammar(1)
   known = grammar_texts(table)
   automaton = Automaton(jnp.asarray(table), jnp.asarray(STARTS, jnp.int32))
-  proposer = drafter(PROMPTS[:3], known)
+  proposer = drafter(PROMPTS[:3], known, num_tokens=3)
   params = SamplingParams(temperature=[0.0, 0.9, 1.3], top_k=[0, 3, 0], repetition_penalty=[1.4, 1.0, 1.0],
                           frequency_penalty=[0.0, 0.0, 0.3], seed=[10, 11, 12])
-  for end in (1, 2, 3, 5):
+  for end in (1, 2, 3, 4):
     state = drivers.start(TARGET, proposer, PROMPTS[:3], params, max_new_tokens=[end, NEW, NEW], eos_ids=(EOS,),
                           stop_sequences=[[], [known[1][:end]], []], constraint=automaton)
     assert state.constraint_state.tolist() == STARTS
@@ -311,7 +315,7 @@ def test_only_emitted_tokens_move_the_state(drafter):
       count = np.asarray(state.length - state.start)
       assert state.constraint_state.tolist() == [walk(table, start, text[:n])
                                                  for start, text, n in zip(STARTS, known, count)]
-    assert count[0] == min(end, len(known[0])) and count[1] <= max(end, 1)
+    assert count[0] == min(end, len(known[0])) and count[1] <= end
 
 
 def test_the_grammar_of_a_whole_text():
@@ -321,3 +325,16 @@ def test_the_grammar_of_a_whole_text():
     free = [dummy_law.text(TARGET, PROMPTS[row], NEW, ends=(EOS,), seed=10 + row, **some)[0]
             for row, some in enumerate(GRAMMAR_ASKED)]
     assert all(a != b for a, b in zip(free, grammar_texts(table)))
+
+
+# --- what the caller gave -------------------------------------------------------------------------------------------
+
+
+def test_batched_parameters_can_be_used_again(make):
+  """The state is donated from step to step; arrays that were given are not part of it."""
+  wanted = texts("everything")
+  params = together(OTHERS).batch(len(OTHERS), TARGET.vocab)
+  for _ in range(2):
+    result = drivers.generate(TARGET, make(wanted), PROMPTS, params, max_new_tokens=NEW, eos_ids=(EOS,))
+    assert result.token_ids == wanted
+  assert all(not x.is_deleted() for x in jax.tree.leaves(params))

@@ -174,7 +174,8 @@ def sampled_tree():
   q[:, 3] = 7  # not read: it has no sampled child
   return tree_lib.TokenTree(tokens=jnp.asarray([[3, 4, 1, 2], [3, 4, 0, 99]], jnp.int32),
                             parents=jnp.asarray([[0, 0, 1, 0], [0, 0, 1, 3]], jnp.int32), size=jnp.asarray([4, 3]),
-                            sampled=jnp.asarray([[0, 1, 1, 0], [0, 1, 1, 1]], bool), q=draft_laws.DenseLaw(jnp.asarray(q)))
+                            sampled=jnp.asarray([[0, 1, 1, 0], [0, 1, 1, 1]], bool),
+                            q=draft_laws.DenseLaw(jnp.asarray(q)))
 
 
 def changed(tree, **at):
@@ -217,6 +218,15 @@ def test_check_names_what_is_wrong(change, message):
     tree_lib.check(changed(sampled_tree(), **change), 5)
 
 
+def test_check_refuses_a_sparse_law_that_names_an_id_twice():
+  tree = sampled_tree()
+  ids = jnp.broadcast_to(jnp.arange(5, dtype=jnp.int32), (2, 4, 5))
+  tree = tree.replace(q=draft_laws.SparseLaw(ids, tree.q.probs))
+  with pytest.raises(ValueError, match="q at node 0 of row 1 names ids twice"):
+    tree_lib.check(tree.replace(q=tree.q.replace(ids=ids.at[1, 0, 3].set(2))), 5)
+  tree_lib.check(tree.replace(q=tree.q.replace(ids=ids.at[:, 1, 4].set(0))), 5)  # an unused place may
+
+
 def test_check_refuses_sampled_nodes_without_q():
   with pytest.raises(ValueError, match="sampled nodes but no q"):
     tree_lib.check(sampled_tree().replace(q=None), 5)
@@ -244,7 +254,7 @@ def test_narrow_and_widen_keep_what_was_drawn():
   tree = sampled_tree().replace(replacement=False)
   wide, narrow = tree.widen(6), tree.narrow(3)
   jax.tree.map(np.testing.assert_array_equal, wide.narrow(4), tree)
-  assert wide.size.tolist() == [4, 3] and wide.valid[:, 4:].any() == wide.sampled[:, 4:].any() == False  # noqa: E712
+  assert wide.size.tolist() == [4, 3] and not (wide.valid | wide.sampled)[:, 4:].any()
   assert wide.sampled.shape == (2, 6) and wide.q.probs.shape == (2, 6, 5) and not wide.replacement
   assert (wide.parents[:, 4:] == 0).all() and (wide.tokens[:, 4:] == 0).all()
   assert narrow.sampled.tolist() == [[False, True, True]] * 2 and np.array_equal(narrow.q.probs, tree.q.probs[:, :3])

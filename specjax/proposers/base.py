@@ -47,7 +47,8 @@ class Committed:
 class Proposer(Protocol):
   """A way of drafting. Its parameters are leaves; `max_nodes` and `max_depth` are static.
 
-  `max_nodes` counts the root; a proposer that never drafts has 1 and 0.
+  `max_nodes` counts the root; a proposer that never drafts has 1 and 0. One with `max_nodes == max_depth + 1` drafts
+  chains, which is what verifiers of chains go by: a proposer of trees has more nodes than that.
   """
 
   @property
@@ -70,9 +71,10 @@ class Proposer(Protocol):
 
     A drafted token is a point, chosen, or sampled, with the law q that it was drawn from, after every processor (see
     `TokenTree`; draw with `keys.step_noise`, or with `keys.position_noise` for the coupled verifier). Whether a sampled
-    node is drafted at all may depend on its ancestors and on q at its parent, never on its own token or on what was
-    drawn after it: dropping what does not look good afterwards changes the law of the text. An illegal or duplicate
-    sampled token stays in the tree and is rejected.
+    node is drafted at all, and how many siblings it has, may depend on its ancestors and on q at its parent, never on
+    its own token, on its siblings' or on what was drawn after it: dropping what does not look good afterwards changes
+    the law of the text. An illegal or duplicate sampled token stays in the tree and is rejected. `tree.check` says of a
+    drafted tree whether its q can be the law that it was drawn from.
     """
 
   def observe(self, target: models.Target, state: State, committed: Committed) -> State:

@@ -11,21 +11,24 @@ import jax
 import jax.numpy as jnp
 
 from specjax import keys as keys_lib
-from specjax import sampling
+from specjax import processors
 from specjax import tree as tree_lib
+from specjax import verifiers
 from specjax.proposers import base
 
 
 @struct.dataclass
 class SelfDrafter(base.Stateless):
-  """Drafts a chain of the target's own next tokens: the greedy ones, or the draws of the rows' token streams.
+  """Drafts a chain of the target's own next tokens: the greedy ones, or the draws that the verifier will make.
 
   `shift` is added to every drafted token (modulo the vocabulary): 0 is the self drafter, anything else is wrong at
-  every place. `rows`, if given, limits drafting to rows whose index modulo its length selects True.
+  every place. `rows`, if given, limits drafting to rows whose index modulo its length selects True. `stream` is what
+  the verifier draws from: "token" under `point`, "noise" under `coupled`. Constraints are not known to it.
   """
   num_tokens: int = struct.field(pytree_node=False, default=4)
   shift: int = struct.field(pytree_node=False, default=0)
   rows: tuple[bool, ...] = struct.field(pytree_node=False, default=(True,))
+  stream: str = struct.field(pytree_node=False, default="token")
 
   def propose(self, target, cache, state, context, keys):
     """Runs the target over the growing chain; slow and exact."""
@@ -34,11 +37,16 @@ class SelfDrafter(base.Stateless):
     truth = jnp.zeros((batch, width + 1), jnp.int32).at[:, 0].set(context.pending)
     mask = jnp.broadcast_to(jnp.tril(jnp.ones((width, width), bool)), (batch, width, width))
     positions = context.length[:, None] - 1 + jnp.arange(width, dtype=jnp.int32)[None]
-    uniforms = keys_lib.token_uniforms(keys, positions + 1)
+    purpose, rule = ((keys_lib.TOKEN, verifiers.Point()) if self.stream == "token" else
+                     (keys_lib.NOISE, verifiers.Coupled()))
+    uniforms = keys_lib.uniforms((purpose,), keys, context.length - 1, positions + 1, target.vocab_size)
 
     def extend(i, truth):
       out = target.forward(truth[:, :width], positions, mask, cache)
-      drawn = sampling.draw(target.logits(out.hidden), context.params, uniforms, mode)
+      prefixes = processors.Prefixes(tokens=context.tokens, length=context.length, start=context.start,
+                                     eos=context.rules.eos, path_tokens=truth[:, :width], mask=mask)
+      logits = processors.adjust(target.logits(out.hidden), context.params, prefixes)
+      drawn = rule.drawn(logits, context.params, uniforms, mode)
       return truth.at[:, i + 1].set(jnp.take_along_axis(drawn, jnp.full((batch, 1), i), axis=1)[:, 0])
 
     truth = jax.lax.fori_loop(0, width, extend, truth)
@@ -48,6 +56,6 @@ class SelfDrafter(base.Stateless):
     return tree_lib.chain(context.pending, draft, count), state
 
 
-def always_wrong(num_tokens: int = 4, rows=(True,)) -> SelfDrafter:
+def always_wrong(num_tokens: int = 4, rows=(True,), stream: str = "token") -> SelfDrafter:
   """A drafter whose every token differs from the one that will be emitted in its place."""
-  return SelfDrafter(num_tokens=num_tokens, shift=1, rows=rows)
+  return SelfDrafter(num_tokens=num_tokens, shift=1, rows=rows, stream=stream)

@@ -41,8 +41,10 @@ class NoisySelf(base.Stateless):
   def __post_init__(self):
     if self.rule not in RULES:
       raise ValueError(f"rule={self.rule!r}: allowed are {', '.join(RULES)}")
-    if any(parent >= max(node, 1) for node, parent in enumerate(self.parents)):
+    if not self.parents or any(not 0 <= parent < max(node, 1) for node, parent in enumerate(self.parents)):
       raise ValueError(f"parents={self.parents}: a parent comes before its children, and parents[0] is 0")
+    if self.sparse < 0:
+      raise ValueError(f"sparse={self.sparse}: it must be a number of ids, or 0 for a dense q")
 
   @property
   def max_nodes(self):

@@ -5,10 +5,12 @@ the new token of a step apart.
 """
 import numpy as np
 
+from specjax.theory import transport
+
 
 def total_variation(p: np.ndarray, q: np.ndarray) -> float:
-  """Half the sum of |p - q|."""
-  return float(np.abs(np.subtract(p, q)).sum() / 2)
+  """Of two laws: half the sum of |p - q|."""
+  return 1 - transport.single(p, q)
 
 
 def residual(p: np.ndarray, q: np.ndarray) -> np.ndarray:
@@ -34,14 +36,10 @@ def joint_mass(p: np.ndarray, q: np.ndarray, gamma: int) -> float:
 
 def token_level_intersection(p: np.ndarray, q: np.ndarray, shared: np.ndarray) -> float:
   """Acceptance when the draft is restricted to the ids `shared` bool[V] with the target (Timor et al., arXiv
-  2502.05202); p and q f64[V] over the union of both vocabularies."""
+  2502.05202); p and q f64[V] over the union of both vocabularies. Where the draft may propose ids that the target
+  lacks, which are then rejected, the acceptance is `transport.single`."""
   inside = np.where(shared, q, 0)
-  return float(np.minimum(p, inside / inside.sum()).sum())
-
-
-def vocabulary_union(p: np.ndarray, q: np.ndarray) -> float:
-  """Acceptance when ids that the target lacks may be drafted, and are then rejected."""
-  return float(np.minimum(p, q).sum())
+  return transport.single(p, inside / inside.sum())
 
 
 def typical_threshold(p: np.ndarray, epsilon: float = 0.09, delta: float = 0.3) -> float:

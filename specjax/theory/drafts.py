@@ -36,13 +36,10 @@ class Outcomes:
 
   def contexts(self) -> tuple[np.ndarray, np.ndarray]:
     """Depth of every node i32[R, T], and its context i64[R, T]: the tokens behind the root, as a number."""
-    depth, context = np.zeros(self.tokens.shape, np.int32), np.zeros(self.tokens.shape, np.int64)
-    row = np.arange(len(self.tokens))
+    context, row = np.zeros(self.tokens.shape, np.int64), np.arange(len(self.tokens))
     for node in range(1, self.tokens.shape[1]):
-      parent = self.parents[:, node]
-      depth[:, node] = depth[row, parent] + 1
-      context[:, node] = context[row, parent] * self.q.shape[-1] + self.tokens[:, node]
-    return depth, context
+      context[:, node] = context[row, self.parents[:, node]] * self.q.shape[-1] + self.tokens[:, node]
+    return depths(self.parents), context
 
   def tree(self, dtype) -> tree_lib.TokenTree:
     """The trees as a verifier gets them; a rule that never draws gives no q at all."""
@@ -56,6 +53,15 @@ class Outcomes:
       probs = np.take_along_axis(self.q, ids, axis=-1)
       law = draft_laws.SparseLaw(jnp.asarray(np.where(probs > 0, ids, 0), jnp.int32), jnp.asarray(probs, dtype))
     return tree_lib.TokenTree(**arrays, sampled=jnp.asarray(self.sampled), q=law, replacement=self.replacement)
+
+
+def depths(parents) -> np.ndarray:
+  """Depth of every node, i32[.., T], from the parents i32[.., T] of trees whose parents come first."""
+  depth = np.zeros(np.shape(parents), np.int32)
+  for node in range(1, depth.shape[-1]):
+    above = np.asarray(parents)[..., node:node + 1]
+    depth[..., node] = np.take_along_axis(depth, above, axis=-1)[..., 0] + 1
+  return depth
 
 
 class Place(NamedTuple):
@@ -106,13 +112,12 @@ def enumerate_drafts(rule: Rule, parents: tuple[int, ...], laws: tuple[np.ndarra
                      replacement: bool = True, sparse: bool = False, stop_below: float = 0.0) -> Outcomes:
   """All outcomes of `rule`; `laws` f64[V ** d, V] are the draft's after every context, see `tables.conditionals`."""
   width, vocabulary = len(parents), laws[0].shape[1]
-  depth = np.zeros(width, int)
+  depth = depths(parents)
   tokens, context = np.full((1, width), pending, np.int32), np.zeros((1, width), np.int64)
   sampled, recorded = np.zeros((1, width), bool), np.full((1, width, vocabulary), POISON)
   probability, there = np.ones(1), np.ones((1, width), bool)
   for node in range(1, width):
     parent = parents[node]
-    depth[node] = depth[parent] + 1
     family = [i for i in range(1, width) if parents[i] == parent]
     q = laws[depth[parent]][context[:, parent]]
     there[:, node] = there[:, parent] & (q.max(-1) >= stop_below)

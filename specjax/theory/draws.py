@@ -20,22 +20,55 @@ COUNT = 2 ** 23  # uniforms are (i + 1/2) / COUNT
 
 
 def draw_law(verifier, logits: jax.Array, tree: tree_lib.TokenTree, params: sampling.SamplingParams,
-             depth: int) -> np.ndarray:
+             depth: int, grid: np.ndarray | None = None) -> np.ndarray:
   """The joint law of (node where the accepted path ends, new token) of `verifier.draw`: f64[B, T, V].
 
   Args:
     verifier: see `verifiers.base.Verifier`, with the purposes (STOP, RESIDUAL) or (TOKEN,).
     logits: f32[B, T, V]. tree: the proposal. params: batched parameters. depth: static bound of the tree's depth, D.
+    grid: instead of all uniforms, these few f[G], in every combination; each counts the same. Nothing is taken to be
+      monotone then, and 0 may be among them, which `keys` cannot make.
 
   Raises:
     ValueError: a verifier that draws from anything else: exponential noise cannot be integrated, sample such a rule.
   """
   purposes = set(verifier.purposes)
+  if grid is not None:
+    return _counted(verifier, depth, logits, tree, params, np.asarray(grid, np.float32))
   if purposes == {keys.STOP, keys.RESIDUAL}:
     return _two_uniforms(verifier, depth, logits, tree, params)
   if purposes == {keys.TOKEN}:
     return _token_each(verifier, depth, logits, tree, params)
   raise ValueError(f"{verifier} draws for the purposes {sorted(purposes)}; allowed are STOP and RESIDUAL, or TOKEN")
+
+
+def race_law(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+  """The joint law of the ids that q and p draw in races over the same three exponentials, exactly: f64[3, 3].
+
+  Who wins depends on the exponentials' shares of their sum alone, which are uniform in a triangle, and every win is a
+  linear inequality: each probability is the share of a convex polygon.
+  """
+  law = np.zeros((3, 3))
+  for i, j in np.ndindex(3, 3):
+    corners = np.eye(3)
+    for w in range(3):
+      for weights, winner in ((q, i), (p, j)):
+        if w != winner:  # noise[winner] / weights[winner] is the least: noise[w] weights[winner] is more
+          corners = _clip(corners, weights[winner] * np.eye(3)[w] - weights[w] * np.eye(3)[winner])
+    x, y = corners[:, 0], corners[:, 1]
+    law[i, j] = abs(np.dot(x, np.roll(y, -1)) - np.dot(y, np.roll(x, -1)))  # twice the area: the triangle has 1 / 2
+  return law
+
+
+def _clip(corners, normal):
+  """The part of a convex polygon, corners f64[N, 3] in order, where `normal` @ x >= 0."""
+  side, kept = corners @ normal, []
+  for at, after in zip(range(len(corners)), np.roll(np.arange(len(corners)), -1), strict=True):
+    if side[at] >= 0:
+      kept.append(corners[at])
+    if side[at] * side[after] < 0:
+      kept.append((corners[at] * side[after] - corners[after] * side[at]) / (side[after] - side[at]))
+  return np.array(kept).reshape(-1, 3)
 
 
 def uniform(index: np.ndarray) -> np.ndarray:
@@ -58,6 +91,18 @@ def _two_uniforms(verifier, depth, logits, tree, params):
   inside = np.repeat(np.minimum(edges + stops // 2, COUNT - 1), vocabulary, axis=1)
   edges = _first(lambda at: ask(inside, at)[1] >= token_of, middle.shape).reshape(batch, width, vocabulary)
   return stops[..., None] / COUNT * (np.diff(edges, append=COUNT, axis=2) / COUNT)
+
+
+def _counted(verifier, depth, logits, tree, params, grid):
+  batch, width, vocabulary = logits.shape
+  each = keys.TOKEN in verifier.purposes
+  tried = np.stack(np.meshgrid(*[grid] * (width if each else 2), indexing="ij"), -1)
+  tried = np.tile(tried.reshape(1, -1, tried.shape[-1]), (batch, 1, 1))
+  uniforms = keys.Uniforms(token=tried) if each else keys.Uniforms(stop=tried[..., 0], residual=tried[..., 1])
+  ended, token = _verdicts(verifier, depth, logits, tree, params, uniforms, tried.shape[1])
+  counts = np.zeros((batch, width, vocabulary))
+  np.add.at(counts, (np.arange(batch)[:, None], ended, token), 1 / tried.shape[1])
+  return counts
 
 
 def _token_each(verifier, depth, logits, tree, params):

@@ -7,13 +7,13 @@ gives its greatest error in the probability of a text, `right(rules)` that of th
 import dataclasses
 from typing import Any, Callable
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specjax import constraints
 from specjax import sampling
 from specjax.theory import drafts
+from specjax.theory import draws
 from specjax.theory import oracle
 from specjax.theory import tables as tables_lib
 from specjax.theory import worlds
@@ -109,31 +109,15 @@ def noise_by_position(rules, honest: bool = False) -> float:
 
 
 def accepts_at_zero(rules, honest: bool = False) -> float:
-  """`u <= p / q` with u = 0 accepts a token that the target forbids: its share on a grid of 64 uniforms from 0 on."""
-  grid = np.arange(64) / 64
-  if not honest:
-    ratio = 0.0
-    return float((grid <= ratio).mean())
-  # The forbidden id 0 was drafted; nothing but 1 and 2 may come out.
-  tables = tables_lib.context_free((0, .5, .5), (1 / 3, 1 / 3, 1 / 3), 1)
-  outcomes = drafts.named("iid", (0, 0)).outcomes(tables, tables_lib.Setting())
-  row = outcomes.tokens[:, 1].tolist().index(0)
-  stop, following = (x[row] for x in oracle.laws(rules.Rejection(), oracle.prepare(tables, outcomes)))
-  node = _inverted(stop, grid)
-  token = _inverted(following[0], grid)
-  return float(np.mean((node > 0) | (token == 0)))
+  """`u <= p / q` with u = 0 accepts a token that the target forbids."""
+  rule = rules.Rejection() if honest else wrong_rules.AcceptsAtZero()
+  return _drawn_against_law(rule, rules.Rejection(), drafts.named("iid", (0, 0)))
 
 
 def inverts_to_banned(rules, honest: bool = False) -> float:
-  """Inversion that takes the first id whose cumulative sum is *not below* u draws a banned id 0 at u = 0: its share on
-  the same grid."""
-  del rules
-  grid, weights = np.arange(64) / 64, np.array([0.0, 0.5, 0.5])
-  if honest:
-    drawn = _inverted(weights, grid)
-  else:
-    drawn = np.searchsorted(np.cumsum(weights), grid, side="left")
-  return float(np.mean(drawn == 0))
+  """Inversion that takes the first id whose cumulative sum is *not below* u draws a banned id 0 at u = 0."""
+  rule = rules.Point() if honest else wrong_rules.LooseInversion()
+  return _drawn_against_law(rule, rules.Point(), drafts.named("argmax", (0,)))
 
 
 _ALL = (argmax_with_softmax, truncated_with_raw, block_without_cap, first_residual, bonus_unprocessed, penalty_late,
@@ -146,7 +130,15 @@ def _error(verifier, tables, draft, setting=tables_lib.Setting()):
   return oracle.text_law(verifier, tables, draft, setting).max_error
 
 
-def _inverted(weights, grid):
-  """Indices i64[G] that the sampler draws from `weights` f64[N] at the uniforms `grid` f64[G]."""
-  spread = jnp.tile(jnp.asarray(weights, jnp.float32), (len(grid), 1))
-  return np.asarray(jax.jit(sampling.invert)(spread, jnp.asarray(grid, jnp.float32)))
+def _drawn_against_law(rule, lawful, draft):
+  """The greatest share of draws of `rule` that the law of `lawful` says never happen, on a grid of 64 uniforms from 0
+  on; the target forbids id 0."""
+  tables = tables_lib.context_free((0, .5, .5), (.5, .25, .25), 1)
+  outcomes = draft.outcomes(tables, tables_lib.Setting(), np.float32)
+  case = oracle.prepare(tables, outcomes, dtype=np.float32)
+  stop, following = oracle.laws(lawful, case)
+  rows, width = outcomes.tokens.shape
+  made = draws.draw_law(rule, jnp.asarray(case.logits[:rows, :width]), outcomes.tree(np.float32),
+                        tables_lib.batched(tables_lib.Setting().params, rows, tables.vocabulary), tables.depth,
+                        np.arange(64) / 64)
+  return float(np.where(stop[..., None] * following > 0, 0, made).max())

@@ -18,9 +18,7 @@ from specjax import tree as tree_lib
 from specjax.theory import drafts
 from specjax.theory import tables as tables_lib
 
-# Node counts are padded to these and this is the least depth that a verifier is told, so that few programs compile.
-_WIDTHS = (4, 8, 16)
-_DEPTH = 3
+_WIDTHS = (4, 8, 16)  # node counts are padded to these, so that few programs compile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +94,7 @@ def prepare(tables: tables_lib.Tables, outcomes: drafts.Outcomes,
   with jax.enable_x64(dtype == np.float64):
     return Case(outcomes=outcomes, target=tables_lib.conditionals(tables.target, setting, dtype=dtype),
                 tree=padded.tree(dtype), p=p.astype(dtype), logits=logits.astype(dtype),
-                params=tables_lib.batched(temperature, len(p), tables.vocabulary), depth=max(tables.depth, _DEPTH),
+                params=tables_lib.batched(temperature, len(p), tables.vocabulary), depth=max(tables.depth, tables_lib.LEAST_DEPTH),
                 dtype=dtype)
 
 

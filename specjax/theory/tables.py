@@ -21,6 +21,14 @@ from specjax import sampling
 from specjax import sampling_params
 from specjax import tree as tree_lib
 
+LEAST_DEPTH = 3  # the least depth that a pipeline or a verifier is told, so that few programs compile
+_SLOTS = 16      # the least slots of a text, for the same reason
+TOYS = {
+    "A": ((.3, .4, .3), (.6, .3, .1)),
+    "B": ((1 / 3, 2 / 3), (2 / 3, 1 / 3)),
+    "C": ((.5, .3, .1, .1), (.1, .2, .3, .4)),
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Tables:
@@ -91,15 +99,6 @@ def toy(name: str, depth: int) -> Tables:
   return context_free(*TOYS[name], depth)
 
 
-# The least slots of a text and the least depth of a tree, so that few programs compile.
-_SLOTS, _DEPTH = 16, 3
-TOYS = {
-    "A": ((.3, .4, .3), (.6, .3, .1)),
-    "B": ((1 / 3, 2 / 3), (2 / 3, 1 / 3)),
-    "C": ((.5, .3, .1, .1), (.1, .2, .3, .4)),
-}
-
-
 def conditionals(logits: tuple[np.ndarray, ...], setting: Setting, params: sampling.SamplingParams | None = None,
                  dtype=np.float64) -> tuple[np.ndarray, ...]:
   """The processed law after every context, as plain decoding has it: f64[V ** d, V] for d = 0 .. D.
@@ -139,7 +138,7 @@ def tree_laws(logits: np.ndarray, tokens: np.ndarray, parents: np.ndarray, depth
     distort: a function of `processors.Prefixes`, to show what a wrong history does.
   """
   rows = len(tokens)
-  mask = np.asarray(_ancestors(parents, max(depth, _DEPTH)))
+  mask = np.asarray(_ancestors(parents, max(depth, LEAST_DEPTH)))
   prompt = np.tile(np.asarray(setting.prompt, np.int32), (rows, 1))
   # The slots of tokens to come hold poison.
   slots = max(_SLOTS, len(setting.prompt) + depth) - len(setting.prompt)

@@ -11,12 +11,15 @@ Draws of drafted tokens are taken by inversion here; real drafters may race expo
 import collections
 import dataclasses
 import functools
+import itertools
 from typing import Callable, Hashable
 
 import jax
 import numpy as np
 
 from specjax import keys
+from specjax import sampling
+from specjax import tree as tree_lib
 from specjax.theory import drafts
 from specjax.theory import oracle
 from specjax.theory import tables as tables_lib
@@ -73,10 +76,14 @@ class _World:
     return float(np.prod([high - low for low, high in self._known.values()]))
 
 
-def real_schedule(seed: int = 0) -> Schedule:
-  """The schedule of `keys`, for one row."""
-  row = jax.random.key(seed)
-  label = lambda key: bytes(np.asarray(jax.random.key_data(key)))
+def label(key: jax.Array) -> bytes:
+  """What tells one key from another."""
+  return bytes(np.asarray(jax.random.key_data(key)))
+
+
+def real_schedule(row: jax.Array | None = None) -> Schedule:
+  """The schedule of `keys` for one row, with the key `row`; which keys a step really uses, a test records."""
+  row = jax.random.key(0) if row is None else row
   step = functools.cache(lambda root, purpose, index: label(keys.step_key(row, root, purpose, index)))
   token = functools.cache(lambda position: label(keys.position_key(row, position, keys.TOKEN)))
   return Schedule(draft=lambda root, index: step(root, keys.DRAFT, index), stop=lambda root: step(root, keys.STOP, 0),
@@ -98,7 +105,8 @@ def text_law(verifier, tables: tables_lib.Tables, gamma: int, schedule: Schedule
   """The law of the text over `steps` steps that each draft a chain of `gamma` tokens.
 
   A verifier that draws with the purposes STOP and RESIDUAL gets tokens drawn from q, and its `law` is used. One that
-  draws the TOKEN at a position gets the argmax of q, and follows what is drawn.
+  draws the TOKEN at a position gets the argmax of q as points, and its `draw` decides, from a uniform a node that lies in
+  the middle of what the world knows of it.
 
   Args:
     verifier: see `verifiers.base.Verifier`. tables: of depth `steps * (gamma + 1) - 1` at least.
@@ -106,19 +114,16 @@ def text_law(verifier, tables: tables_lib.Tables, gamma: int, schedule: Schedule
   """
   setting = tables_lib.Setting()
   target = tables_lib.conditionals(tables.target, setting)
-  number = lambda tokens: functools.reduce(lambda sofar, token: sofar * tables.vocabulary + token, tokens, 0)
+  number = lambda tokens: _number(tokens, tables.vocabulary)
   behind = functools.cache(lambda text: _chain_laws(verifier, tables, text, gamma))
+  points = functools.cache(lambda text: _point_verdicts(verifier, tables, target, text, gamma))
 
   def step(draw, text):
     root, drafted = len(text), ()
     if keys.TOKEN in verifier.purposes:
-      argmax = lambda tokens: int(np.argmax(tables.draft[len(tokens)][number(tokens)]))
-      while True:
-        token = draw(schedule.token(len(text) + 1), target[len(text)][number(text)])
-        matches = len(text) - root < gamma and token == argmax(text)
-        text = (*text, token)
-        if not matches:
-          return text
+      drafted, p, verdicts = points(text)
+      accepted, token = verdicts[tuple(draw(schedule.token(root + 1 + node), law) for node, law in enumerate(p))]
+      return (*text, *drafted[:accepted], token)
     laws, q = behind(text)
     for index in range(1, gamma + 1):
       drafted += (draw(schedule.draft(root, index), q[len(drafted)][number(drafted)]),)
@@ -153,3 +158,37 @@ def _chain_laws(verifier, tables, text, gamma):
   stop, following = oracle.laws(verifier, oracle.prepare(below, outcomes))
   drafted = [tuple(map(int, row)) for row in outcomes.tokens[:, 1:]]
   return dict(zip(drafted, zip(stop, following, strict=True), strict=True)), q
+
+
+def _point_verdicts(verifier, tables, target, text, gamma):
+  """Behind a text: the argmax chain, the target's laws at its nodes f64[T, V], and what `verifier.draw` makes of every
+  combination of tokens drawn at the nodes: {(token, ..): (accepted, new token)}."""
+  vocabulary, drafted = tables.vocabulary, ()
+  at = lambda table: table[len(text) + len(drafted)][_number((*text, *drafted), vocabulary)]
+  logits, p = [], []
+  for _ in range(gamma + 1):
+    logits.append(at(tables.target))
+    p.append(at(target))
+    drafted += (int(np.argmax(at(tables.draft))),)
+  drafted, p = drafted[:gamma], np.stack(p)
+  drawn = np.array(list(itertools.product(range(vocabulary), repeat=gamma + 1)))
+  middle = np.cumsum(p, axis=-1) - p / 2
+  uniforms = middle[np.arange(gamma + 1), drawn].astype(np.float32)
+  spread = lambda x, dtype: np.tile(np.asarray(x, dtype), (len(drawn), *[1] * np.ndim(x)))
+  parents = np.maximum(np.arange(gamma + 1) - 1, 0)
+  tree = tree_lib.TokenTree(tokens=spread((0, *drafted), np.int32), parents=spread(parents, np.int32),
+                            size=spread(gamma + 1, np.int32))
+  accepted, token = _draw(verifier, gamma, spread(np.stack(logits), np.float32), tree,
+                          tables_lib.batched(tables_lib.Setting().params, len(drawn), vocabulary), uniforms)
+  verdicts = zip(np.asarray(accepted).tolist(), np.asarray(token).tolist(), strict=True)
+  return drafted, p, dict(zip(map(tuple, drawn.tolist()), verdicts, strict=True))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _draw(verifier, depth, logits, tree, params, uniforms):
+  verdict = verifier.draw(logits, tree, params, np.int32(sampling.TEMPERATURE), keys.Uniforms(token=uniforms), depth)
+  return verdict.accepted, verdict.token
+
+
+def _number(tokens, vocabulary):
+  return functools.reduce(lambda sofar, token: sofar * vocabulary + token, tokens, 0)

@@ -1,6 +1,6 @@
 """The known-wrong drafters and verifiers of `negatives`, as small as they can be; a flag makes most of them right.
 
-Verifiers here are written down as the papers state them, for whole trees of sampled nodes, and share no code with
+Verifiers here are written down as the papers state them, for whole trees of sampled nodes, and share no rule with
 `specjax.verifiers`.
 
 Letters: B rows, T nodes, V vocabulary.
@@ -12,9 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import keys
 from specjax import sampling
 from specjax.theory import drafts
 from specjax.theory import tables as tables_lib
+from specjax.verifiers import base
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +74,35 @@ class Siblings:
       residuals.append(target)
     following = p.at[:, 0].set(residuals[-1] if self.last_residual else residuals[0])
     return jnp.stack([reach, *stop], 1), following
+
+
+@dataclasses.dataclass(frozen=True)
+class AcceptsAtZero:
+  """Rejection of a chain of one drawn token that accepts with `u <= p / q`."""
+  purposes = (keys.STOP, keys.RESIDUAL)
+
+  def draw(self, logits, tree, params, mode, uniforms, depth):
+    """See `verifiers.base.Verifier.draw`."""
+    del depth
+    p, row = sampling.law(logits, params, mode), jnp.arange(logits.shape[0])
+    q, token = tree.q.row(jnp.zeros_like(row), p.shape[-1]), tree.tokens[:, 1]
+    node = (uniforms.stop <= p[row, 0, token] / q[row, token]).astype(jnp.int32)
+    weights = jnp.where((node > 0)[:, None], p[:, 1], jnp.maximum(p[:, 0] - q, 0))
+    return base.Verdict(path=node[:, None], accepted=node, token=sampling.invert(weights, uniforms.residual),
+                        strayed=jnp.zeros(row.shape))
+
+
+@dataclasses.dataclass(frozen=True)
+class LooseInversion:
+  """Draws the next token, whatever was drafted, as the first id whose cumulative sum is not below u."""
+  purposes = (keys.TOKEN,)
+
+  def draw(self, logits, tree, params, mode, uniforms, depth):
+    """See `verifiers.base.Verifier.draw`."""
+    del tree, depth
+    below = jnp.cumsum(sampling.law(logits, params, mode)[:, 0], -1) < uniforms.token[:, :1]
+    root = jnp.zeros(logits.shape[0], jnp.int32)
+    return base.Verdict(path=root[:, None], accepted=root, token=below.sum(-1), strayed=jnp.zeros(root.shape))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,4 +203,4 @@ def _claim(found, laws):
   for d, law in enumerate(laws):
     q = np.where((depth == d)[..., None], law[np.where(depth == d, context, 0)], q)
   sampled = np.tile(np.arange(found.tokens.shape[1]) > 0, (len(found.tokens), 1))
-  return dataclasses.replace(found, sampled=sampled, q=q)
+  return dataclasses.replace(found, sampled=sampled, q=q, draws=True)

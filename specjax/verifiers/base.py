@@ -100,10 +100,11 @@ class ByLaw:
     del logits, tree, params
     return {}
 
-  def strays(self, p: jax.Array, tree: tree_lib.TokenTree, **evidence) -> jax.Array:
-    """f[B, T]: total variation between the law of the token that this rule emits behind a node and p there. A lossy
-    rule defines it; summed over the nodes that are passed, its mean bounds the total variation of the text."""
-    del p, evidence
+  def strays(self, p: jax.Array, tree: tree_lib.TokenTree, rest) -> jax.Array:
+    """f[B, T]: total variation between the law of the token that this rule emits behind a node and p there, `rest` as
+    `stops` gives it. A lossy rule defines it; summed over the nodes that are passed, its mean bounds the total
+    variation of the text."""
+    del p, rest
     return jnp.zeros(tree.tokens.shape, jnp.float32)
 
   def _draw(self, logits, tree, params, mode, uniforms, depth):
@@ -123,7 +124,7 @@ class ByLaw:
         strayed = jnp.zeros(node.shape, jnp.float32)
       else:
         passed = jnp.arange(path.shape[1])[None] <= accepted[:, None]
-        strayed = jnp.where(passed, jnp.take_along_axis(self.strays(p, tree, **evidence), path, axis=1), 0).sum(-1)
+        strayed = jnp.where(passed, jnp.take_along_axis(self.strays(p, tree, rest), path, axis=1), 0).sum(-1)
       return Verdict(path=path, accepted=accepted, token=token, strayed=strayed.astype(jnp.float32))
 
 
@@ -140,6 +141,16 @@ def normalise(weights: jax.Array, otherwise: jax.Array) -> jax.Array:
   rounding."""
   mass = weights.sum(-1, keepdims=True)
   return jnp.where(mass > 0, weights / jnp.where(mass > 0, mass, 1), otherwise)
+
+
+def at_node(x: jax.Array, node: jax.Array) -> jax.Array:
+  """`x` f[B, T, V] at one node a row, i32[B]: f[B, V]."""
+  return jnp.take_along_axis(x, node[:, None, None], axis=1)[:, 0]
+
+
+def of_child(x: jax.Array) -> jax.Array:
+  """Of a chain: [B, T] values of each node's child, 0 behind the last."""
+  return jnp.pad(x[:, 1:], ((0, 0), (0, 1)))
 
 
 def is_sampled(tree: tree_lib.TokenTree) -> jax.Array:

@@ -41,16 +41,14 @@ class Block(base.ByLaw):
   def next_at(self, p, tree, rest, node):
     """See `base.ByLaw`."""
     b = jnp.take_along_axis(rest, node[:, None], axis=1)
-    here = jnp.take_along_axis(p, node[:, None, None], axis=1)[:, 0]
+    here = base.at_node(p, node)
     behind = base.child_law(tree, node, p.shape[-1], p.dtype)
     return jnp.where((node + 1 < tree.size)[:, None], jnp.maximum(b * here - behind, 0), here)
 
 
 def _excess(p, tree, b):
   """f[B, T]: the mass of b p above the law of each node's child; below a point child it has a closed form."""
-  child = jnp.pad(base.at_parent(p, tree)[:, 1:], ((0, 0), (0, 1)))
-  point = b * (1 - child)
+  point = b * (1 - base.of_child(base.at_parent(p, tree)))
   if tree.q is None:
     return point
-  behind = jnp.pad(base.is_sampled(tree)[:, 1:], ((0, 0), (0, 1)))
-  return jnp.where(behind, tree.q.excess(p, b).astype(p.dtype), point)
+  return jnp.where(base.of_child(base.is_sampled(tree)), tree.q.excess(p, b).astype(p.dtype), point)

@@ -6,12 +6,13 @@ Narasimhan et al., "Faster cascades via speculative decoding" (ICLR 2025, arXiv 
 - "token": with A the ids of p(v) >= (1 - alpha) max p, pi(v) = q(v) 1[v in A] + p(v) q(not A).
 - "opt": pi = p where max q < max p - alpha TV(p, q), that is where deferring to the target pays, else pi = q.
 
-Behind the draft, where no q is known, pi is p.
+Behind the draft, where no q is known, pi is p. Where q gives mass to ids that p forbids (banned, outside the grammar,
+filtered), that mass is p's: no rule, lossy or not, lets a forbidden id out.
 """
 import dataclasses
 
-import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specjax.verifiers import base
 from specjax.verifiers import rejection
@@ -35,7 +36,7 @@ class Cascade(base.ByLaw):
   def __post_init__(self):
     if self.rule not in RULES:
       raise ValueError(f"rule={self.rule!r}: allowed are {', '.join(RULES)}")
-    if self.alpha < 0 or (self.rule == "token" and self.alpha > 1):
+    if not 0 <= self.alpha <= (1 if self.rule == "token" else np.finfo(np.float32).max):
       raise ValueError(f"alpha={self.alpha}: it must be 0 or more, and at most 1 for rule 'token'")
 
   def stops(self, p, tree, depth):
@@ -47,20 +48,20 @@ class Cascade(base.ByLaw):
     """See `base.ByLaw`."""
     return rejection.Rejection().next_at(rest, tree, (), node)
 
-  def strays(self, p, tree):
+  def strays(self, p, tree, rest):
     """See `base.ByLaw`: the total variation of pi and p."""
-    return jnp.abs(self._mixed(p, tree) - p).sum(-1) / 2
+    return jnp.abs(rest - p).sum(-1) / 2
 
   def _mixed(self, p, tree):
     if tree.q is None:
       raise ValueError("cascade needs sampled drafts with q; point drafts have nothing to mix")
-    q = jax.vmap(lambda node: tree.q.row(jnp.full(tree.size.shape, node), p.shape[-1]), out_axes=1)(
-        jnp.arange(tree.width)).astype(p.dtype)
+    q = tree.q.dense(p.shape[-1]).astype(p.dtype)
+    inside = jnp.where(p > 0, q, 0)
+    q = inside + p * jnp.maximum(1 - inside.sum(-1, keepdims=True), 0)
     if self.rule == "token":
-      inside = p >= (1 - self.alpha) * p.max(-1, keepdims=True)
-      mixed = jnp.where(inside, q, 0) + p * jnp.where(inside, 0, q).sum(-1, keepdims=True)
+      kept = p >= (1 - self.alpha) * p.max(-1, keepdims=True)
+      mixed = jnp.where(kept, q, 0) + p * jnp.where(kept, 0, q).sum(-1, keepdims=True)
     else:
       variation = jnp.abs(p - q).sum(-1) / 2
       mixed = jnp.where((q.max(-1) < p.max(-1) - self.alpha * variation)[..., None], p, q)
-    drafted = jnp.pad(base.is_sampled(tree)[:, 1:], ((0, 0), (0, 1)))  # a chain: the child of i is i + 1
-    return jnp.where(drafted[..., None], mixed, p)
+    return jnp.where(base.of_child(base.is_sampled(tree))[..., None], mixed, p)

@@ -40,8 +40,7 @@ class Coupled(base.ByLaw):
       rows = jnp.arange(p.shape[0])[:, None]
       sampled = base.is_sampled(tree)
       child = jnp.full(tree.tokens.shape, -1).at[rows, tree.parents].max(jnp.where(sampled, tree.tokens, -1))
-      q = jax.vmap(lambda node: tree.q.row(jnp.full(tree.size.shape, node), p.shape[-1]), out_axes=1)(
-          jnp.arange(tree.width)).astype(p.dtype)
+      q = tree.q.dense(p.shape[-1]).astype(p.dtype)
       given = jax.vmap(jax.vmap(agreement))(p, q, jnp.maximum(child, 0))
       weights = jnp.where((child >= 0)[..., None], base.normalise(given, p), p)
     return siblings.stop_at(jnp.where(alive, base.at_parent(weights, tree), 0), tree, depth), (weights, alive)
@@ -49,15 +48,18 @@ class Coupled(base.ByLaw):
   def next_at(self, p, tree, rest, node):
     """See `base.ByLaw`."""
     weights, alive = rest
-    here = jnp.take_along_axis(weights, node[:, None, None], axis=1)[:, 0]
+    here = base.at_node(weights, node)
     return siblings.without_children(here, tree, alive, node)
 
   def draw(self, logits, tree, params, mode, uniforms, depth):
     """See `base.Verifier.draw`."""
     with jax.named_scope("verify"):
-      drawn = jax.lax.cond(mode == sampling.GREEDY, lambda: sampling.argmax(logits),
-                           lambda: race(sampling.law(logits, params, mode), uniforms.noise))
-      return base.match(drawn, tree, depth)
+      return base.match(self.drawn(logits, params, uniforms, mode), tree, depth)
+
+  def drawn(self, logits, params, uniforms, mode):
+    """The token drawn at every node, i32[B, T]; arguments as in `draw`."""
+    return jax.lax.cond(mode == sampling.GREEDY, lambda: sampling.argmax(logits),
+                        lambda: race(sampling.law(logits, params, mode), uniforms.noise))
 
 
 def race(law: jax.Array, noise: jax.Array) -> jax.Array:

@@ -53,7 +53,7 @@ class KSeq(base.ByLaw):
     """See `base.ByLaw`."""
     rho, factor, alive = rest
     pick = lambda x: jnp.take_along_axis(x, node[:, None], axis=1)
-    here = jnp.take_along_axis(p, node[:, None, None], axis=1)[:, 0]
+    here = base.at_node(p, node)
     q = tree.q.row(node, p.shape[-1]).astype(p.dtype)
     drafted_mass = jnp.where(pick(factor) > 0, jnp.minimum(q, here / pick(rho)) * pick(factor), 0)
     left = jnp.maximum(here - drafted_mass, 0)

@@ -4,7 +4,7 @@ Leviathan et al. (arXiv 2211.17192), appendix A.5; also DistillSpec. No token's 
 failure the new token comes from (p - q)+, as without lenience, which keeps the law closest to p: the total variation of
 a token is sum of (min(q, p / l) - p)+. At temperature 0 a drafted x is accepted if p(x) >= l max p, with p the law at
 temperature 1 before filters; the paper prints the inequality the other way round, which would accept everything at
-l = 1. With l = 1 it is `rejection`.
+l = 1. With l = 1 it is `rejection`, but for a tie at temperature 0, where any of the best tokens will do.
 """
 import dataclasses
 
@@ -37,20 +37,20 @@ class Lenient(base.ByLaw):
     return {"closeness": jnp.where((params.temperature == 0)[:, None], close, -1)}
 
   def stops(self, p, tree, depth, closeness=None):
-    """See `base.ByLaw`."""
+    """See `base.ByLaw`; `rest` is the closeness."""
     del depth
     accept = jnp.minimum(base.ratio(base.at_parent(p, tree), self.lenience * base.own_law(tree, p.dtype)), 1)
     if closeness is not None:
       accept = jnp.where(closeness >= 0, closeness >= self.lenience, accept)
-    return rejection.chain_stops(jnp.where(tree.drafted, accept, 0)), ()
+    return rejection.chain_stops(jnp.where(tree.drafted, accept, 0)), closeness
 
   def next_at(self, p, tree, rest, node):
     """See `base.ByLaw`."""
     return rejection.Rejection().next_at(p, tree, rest, node)
 
-  def strays(self, p, tree, closeness=None):
+  def strays(self, p, tree, rest):
     """See `base.ByLaw`."""
-    child = lambda x: jnp.pad(x[:, 1:], ((0, 0), (0, 1)))
+    child, closeness = base.of_child, rest
     seen = base.at_parent(p, tree)
     lost = child(jnp.minimum(seen / self.lenience, 1) - seen)
     if tree.q is not None:

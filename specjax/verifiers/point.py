@@ -29,10 +29,14 @@ class Point(base.ByLaw):
 
   def next_at(self, p, tree, rest, node):
     """See `base.ByLaw`."""
-    here = jnp.take_along_axis(p, node[:, None, None], axis=1)[:, 0]
+    here = base.at_node(p, node)
     return siblings.without_children(here, tree, rest, node)
 
   def draw(self, logits, tree, params, mode, uniforms, depth):
     """See `base.Verifier.draw`: the sampler's own draws decide, so no law is looked at."""
     with jax.named_scope("verify"):
-      return base.match(sampling.draw(logits, params, uniforms.token, mode), tree, depth)
+      return base.match(self.drawn(logits, params, uniforms, mode), tree, depth)
+
+  def drawn(self, logits, params, uniforms, mode):
+    """The token drawn at every node, i32[B, T]; arguments as in `draw`."""
+    return sampling.draw(logits, params, uniforms.token, mode)

@@ -39,7 +39,7 @@ class Recursive(base.ByLaw):
   def next_at(self, p, tree, rest, node):
     """See `base.ByLaw`."""
     left, alive = rest
-    here = jnp.take_along_axis(left, node[:, None, None], axis=1)[:, 0]
+    here = base.at_node(left, node)
     return siblings.without_children(here, tree, alive, node)
 
 

@@ -25,7 +25,7 @@ class Rejection(base.ByLaw):
   def next_at(self, p, tree, rest, node):
     """See `base.ByLaw`."""
     del rest
-    here = jnp.take_along_axis(p, node[:, None, None], axis=1)[:, 0]
+    here = base.at_node(p, node)
     return jnp.maximum(here - base.child_law(tree, node, p.shape[-1], p.dtype), 0)
 
 
@@ -33,5 +33,4 @@ def chain_stops(accept):
   """Where a chain ends whose node i is accepted, given that all before it were, with probability accept[:, i]: f[B, T].
   Column 0, the root, is not read."""
   reach = jnp.cumprod(accept.at[:, 0].set(1), axis=1)
-  following = jnp.pad(accept[:, 1:], ((0, 0), (0, 1)))
-  return reach * (1 - following)
+  return reach * (1 - base.of_child(accept))

@@ -32,7 +32,7 @@ class Traversal(base.ByLaw):
 
   def next_at(self, p, tree, rest, node):
     """See `base.ByLaw`."""
-    return jnp.take_along_axis(rest, node[:, None, None], axis=1)[:, 0]
+    return base.at_node(rest, node)
 
 
 def _visit(node, carry, tree, earlier):

@@ -31,19 +31,17 @@ class Typical(base.ByLaw):
         raise ValueError(f"{name}={getattr(self, name)}: it must be in (0, 1]; Medusa uses epsilon=.09, alpha=.3")
 
   def stops(self, p, tree, depth):
-    """See `base.ByLaw`: all of stop's mass is at one node."""
+    """See `base.ByLaw`: all of stop's mass is at one node, which is `rest`."""
     end = self._end(p, tree, depth)
-    return (jnp.arange(tree.width)[None] == end[:, None]).astype(p.dtype), ()
+    return (jnp.arange(tree.width)[None] == end[:, None]).astype(p.dtype), end
 
   def next_at(self, p, tree, rest, node):
     """See `base.ByLaw`."""
-    return jnp.take_along_axis(p, node[:, None, None], axis=1)[:, 0]
+    return base.at_node(p, node)
 
-  def strays(self, p, tree):
+  def strays(self, p, tree, rest):
     """See `base.ByLaw`: behind a node whose child is accepted the token is certain, and p gives it less."""
-    depth = tree.width - 1
-    end = self._end(p, tree, depth)
-    on_path = jnp.take_along_axis(tree_lib.ancestors(tree.parents, depth), end[:, None, None], axis=1)[:, 0]
+    on_path = base.at_node(tree_lib.ancestors(tree.parents, tree.width - 1), rest)
     lost = jnp.where(on_path & tree.drafted, 1 - base.at_parent(p, tree), 0)
     return jnp.zeros(tree.tokens.shape, p.dtype).at[jnp.arange(p.shape[0])[:, None], tree.parents].max(lost)
 

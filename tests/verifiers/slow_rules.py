@@ -111,7 +111,8 @@ def star(p, q, tokens, sampled, recorded=None, replacement=True, rows=64, width=
   wide = lambda x: np.pad(x, ((0, rows - len(x)), (1, width - 1 - count)))
   laws = lambda x: np.repeat(np.pad(x, ((0, rows - len(x)), (0, 0)), mode="edge")[:, None], width, 1)
   return Drafts(wide(tokens), np.zeros((rows, width)), np.full(rows, count + 1),
-                wide(np.tile(sampled, (len(tokens), 1))), laws(q if recorded is None else recorded), laws(p), replacement)
+                wide(np.tile(sampled, (len(tokens), 1))), laws(q if recorded is None else recorded), laws(p),
+                replacement)
 
 
 def children(drafts, row, node):
@@ -275,6 +276,12 @@ def k_seq(drafts, row):
 
   visit(0, 1.0)
   return stop, following
+
+
+def allowed(p, q):
+  """What a cascade takes for q: the mass of ids that p forbids is p's."""
+  inside = np.where(p > 0, q, 0)
+  return inside + p * (1 - inside.sum())
 
 
 def typical(drafts, row, epsilon=.09, alpha=.3):

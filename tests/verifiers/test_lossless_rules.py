@@ -80,7 +80,8 @@ def test_block_accepts_at_least_what_rejection_does():
   for seed in range(12):
     rng = np.random.default_rng(seed)
     path = np.array(list(itertools.product(range(VOCABULARY), repeat=3)))  # 64 drafts of three tokens
-    at = np.stack([0 * path[:, 0], path[:, 0], path[:, :2] @ [VOCABULARY, 1], path @ [VOCABULARY ** 2, VOCABULARY, 1]], 1)
+    powers = VOCABULARY ** np.arange(3)[::-1]
+    at = np.stack([path[:, :depth] @ powers[3 - depth:] for depth in range(4)], 1)  # each node's context
     p, q = np.ones((2, ROWS, WIDTH, VOCABULARY)) / VOCABULARY
     for depth in range(4):  # one law a context
       for laws in (p, q):
@@ -153,6 +154,19 @@ def test_long_chains_in_single_precision(rule, reference):
 def test_k_seq_of_one_child_is_rejection(kind):
   given = drafts(30, kind=kind, shape="chain")
   slow.assert_same(given.law(K_SEQ), given.law(REJECTION), 1e-11)
+
+
+@pytest.mark.parametrize("p, q, k, rho", [((.3, .4, .3, 0), (.6, .3, .1, 0), 2, 1.4),
+                                          ((.3, .4, .3, 0), (.6, .3, .1, 0), 3, 1.75),
+                                          ((.5, .3, .1, .1), (.1, .2, .3, .4), 2, 1.5844)])
+def test_rho(p, q, k, rho):
+  """By a root finder, and by what it makes of the first child: p / (rho q)."""
+  p, q = (np.tile(x, (VOCABULARY, 1)) for x in (p, q))
+  assert slow.rho_of(p[0], q[0], k) == pytest.approx(rho, abs=5e-5)
+  tokens = np.tile(np.arange(VOCABULARY)[:, None], k)
+  stop, _ = slow.star(p, q, tokens, np.ones(k)).law(K_SEQ)
+  wanted = np.minimum(1, p[0] / np.maximum(q[0], 1e-9) / slow.rho_of(p[0], q[0], k))
+  np.testing.assert_allclose(stop[:VOCABULARY, 1], wanted, atol=1e-11)
 
 
 def test_k_seq_refuses_what_it_cannot_judge():
