@@ -246,8 +246,8 @@ def chunks(tokens: int) -> list[int]:
 def warm_up(target, proposer, prompts, params=None, *, max_new_tokens=128, verifier=point.Point(), **kwargs) -> None:
   """Compiles all that `generate` runs for such a batch: its prefill, and a step in every bucket that it can reach.
 
-  Sampled drafts are judged on the way, see `tree.check`: a drafter whose q is not the law that it drew from would change
-  the law of the text without any other sign.
+  Sampled drafts are judged on the way, see `tree.check`: a drafter whose q is not the law that it drew from would
+  change the law of the text without any other sign.
   """
   state = start(target, proposer, prompts, params, max_new_tokens=max_new_tokens, verifier=verifier, **kwargs)
   last = bucket(int(np.max(state.limit)), target.max_context)

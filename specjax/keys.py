@@ -70,7 +70,8 @@ def position_noise(keys: jax.Array, positions: jax.Array, vocabulary: int) -> ja
 
 
 def step_uniform(keys: jax.Array, root: jax.Array, purpose: int) -> jax.Array:
-  """One uniform in (0, 1) of one step, keyed by (root, purpose, 0): f32[B] from key[B] and the root's position i32[B]."""
+  """One uniform in (0, 1) of one step, keyed by (root, purpose, 0): f32[B] from key[B] and the root's position
+  i32[B]."""
   return jax.vmap(lambda key, place: _uniform(step_key(key, place, purpose, 0)))(keys, root)
 
 

@@ -116,11 +116,12 @@ class SamplingParams:
       if least[row] > budget[row]:
         raise ValueError(f"min_new_tokens={least[row]} in row {row} is more than max_new_tokens={budget[row]}; lower "
                          "the one or raise the other")
-      all_end = usable <= ends[row] if usable is not None else vocabulary is not None and len(ends[row]) >= vocabulary
+      whole = vocabulary is not None and len(ends[row]) >= vocabulary
+      all_end = whole if usable is None else usable <= ends[row]
       if least[row] > 0 and all_end:
         raise ValueError(f"min_new_tokens={least[row]} in row {row}: all that may be drawn are end ids, "
-                         f"{sorted(usable or ends[row])[:8]}, which leaves nothing to draw before the minimum; set min_new_tokens=0, or "
-                         "allow an id that does not end the row")
+                         f"{sorted(usable or ends[row])[:8]}, which leaves nothing to draw before the minimum; set "
+                         "min_new_tokens=0, or allow an id that does not end the row")
 
   def usable_ids(self, rows: int, vocabulary: int | None = None) -> list[set[int] | None]:
     """The ids that each row may draw by `allowed_ids`, `banned_ids` and biases of -inf, of batched parameters, on the

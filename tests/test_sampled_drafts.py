@@ -1,5 +1,4 @@
 """What a row's text depends on when drafts are sampled: its seed, and for `coupled` nothing else; and where it ends."""
-import jax.numpy as jnp
 import numpy as np
 import pytest
 

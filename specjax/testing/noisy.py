@@ -1,4 +1,4 @@
-"""A sampled drafter that knows the target: it draws a tree of a given shape from the target's law at other temperatures.
+"""A sampled drafter that knows the target: it draws a tree from the target's own law at another temperature.
 
 What every verifier of sampled drafts is tried on: q is exactly the law that each token was drawn from, close to p but
 not equal to it, on chains and trees, by every rule of drawing siblings.
