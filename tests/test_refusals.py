@@ -42,8 +42,8 @@ def refused(message, proposer=proposers.Plain(), params=None, **kwargs):
     assert drivers.compiled_programs() == programs
 
 
-@pytest.mark.parametrize("verifier", [verifiers.Rejection(), verifiers.Block(), verifiers.Lenient(),
-                                      verifiers.Cascade()], ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize("verifier", [verifiers.Rejection(), verifiers.Block(), verifiers.LossyLenient(),
+                                      verifiers.LossyCascade()], ids=lambda v: type(v).__name__)
 def test_rules_for_chains_refuse_trees(verifier):
   refused(rf"{type(verifier).__name__} verifies chains only, and NoisySelf drafts trees \(4 nodes in a depth of 2\); "
           "use Point, Recursive or Traversal, or a drafter of chains", TREE, verifier=verifier)
@@ -61,8 +61,8 @@ def test_rules_for_sampled_drafts_refuse_point_drafts(verifier, proposer):
 def test_every_rule_says_what_it_takes():
   """The two lists above are not empty, and plain decoding, which has nothing to judge, takes every rule."""
   kinds = [v() for v in verifiers.BY_NAME.values()]
-  assert {type(v).__name__ for v in kinds if v.needs_q} == {"KSeq", "GreedyMulti", "Cascade"}
-  assert {type(v).__name__ for v in kinds if v.chain_only} == {"Rejection", "Block", "Lenient", "Cascade"}
+  assert {type(v).__name__ for v in kinds if v.needs_q} == {"KSeq", "GreedyMulti", "LossyCascade"}
+  assert {type(v).__name__ for v in kinds if v.chain_only} == {"Rejection", "Block", "LossyLenient", "LossyCascade"}
   for verifier in kinds:
     drivers.start(TARGET, proposers.Plain(), PROMPTS, max_new_tokens=8, verifier=verifier)
 
@@ -146,8 +146,8 @@ def test_the_whole_vocabulary_may_be_reported():
 
 @pytest.mark.parametrize("make", [
     lambda: testing.NoisySelf(rule="other"), lambda: testing.NoisySelf(parents=(0, 1)),
-    lambda: proposers.NGram(max_ngram=1, min_ngram=2), lambda: verifiers.Typical(epsilon=0),
-    lambda: verifiers.Lenient(0), lambda: verifiers.Cascade("other"), lambda: verifiers.Cascade(alpha=-1)])
+    lambda: proposers.NGram(max_ngram=1, min_ngram=2), lambda: verifiers.LossyTypical(epsilon=0),
+    lambda: verifiers.LossyLenient(0), lambda: verifiers.LossyCascade("other"), lambda: verifiers.LossyCascade(alpha=-1)])
 def test_configurations_that_mean_nothing(make):
   with pytest.raises(ValueError, match="allowed|must|needed|comes before"):
     make()

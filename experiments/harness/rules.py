@@ -7,23 +7,28 @@ from experiments.harness import methods
 from specjax import verifiers
 from specjax.verifiers import cascade
 
-VERIFIER = flags.DEFINE_enum("verifier", "point", list(verifiers.BY_NAME), "The rule that judges drafts; typical, "
-                             "lenient and cascade are lossy: their text is not the target's.")
+VERIFIER = flags.DEFINE_enum("verifier", "point", list(verifiers.BY_NAME), "The rule that judges drafts. Under "
+                             "the lossy ones the text is not the target's.")
 # By verifier, the flag of each of its fields.
 _OPTIONS = {
-    "typical": {
-        "epsilon": flags.DEFINE_float("typical_epsilon", verifiers.Typical.epsilon, "--verifier=typical: greatest "
-                                      "probability that a drafted token must exceed, in (0, 1]."),
-        "alpha": flags.DEFINE_float("typical_alpha", verifiers.Typical.alpha, "--verifier=typical: factor of exp of "
-                                    "minus the entropy, which may ask for less, in (0, 1].")},
-    "lenient": {
-        "lenience": flags.DEFINE_float("lenience", verifiers.Lenient.lenience, "--verifier=lenient: a drafted token "
-                                       "passes with its chance over this, in (0, 1]; 1 is plain rejection.")},
-    "cascade": {
-        "rule": flags.DEFINE_enum("cascade_rule", verifiers.Cascade.rule, list(cascade.RULES), "--verifier=cascade: "
-                                  "how drafter and target are mixed."),
-        "alpha": flags.DEFINE_float("cascade_alpha", verifiers.Cascade.alpha, "--verifier=cascade: how far the "
-                                    "drafter may go, 0 or more.")},
+    "lossy_typical": {
+        "epsilon": flags.DEFINE_float(
+            "typical_epsilon", verifiers.LossyTypical.epsilon, "--verifier=lossy_typical: greatest probability that a "
+            "drafted token must exceed, in (0, 1]."),
+        "alpha": flags.DEFINE_float(
+            "typical_alpha", verifiers.LossyTypical.alpha, "--verifier=lossy_typical: factor of exp of minus the "
+            "entropy, which may ask for less, in (0, 1].")},
+    "lossy_lenient": {
+        "lenience": flags.DEFINE_float(
+            "lenience", verifiers.LossyLenient.lenience, "--verifier=lossy_lenient: a drafted token passes with its "
+            "chance over this, in (0, 1]; 1 is plain rejection.")},
+    "lossy_cascade": {
+        "rule": flags.DEFINE_enum(
+            "cascade_rule", verifiers.LossyCascade.rule, list(cascade.RULES), "--verifier=lossy_cascade: how drafter "
+            "and target are mixed."),
+        "alpha": flags.DEFINE_float(
+            "cascade_alpha", verifiers.LossyCascade.alpha, "--verifier=lossy_cascade: how far the drafter may go, 0 or "
+            "more.")},
 }
 
 

@@ -33,9 +33,9 @@ CASES = {
     "traversal": (verifiers.Traversal(), SAMPLED, "tree", 8.0),
     "kseq": (verifiers.KSeq(), SAMPLED, "tree", None),
     "greedy_multi": (verifiers.GreedyMulti(), SAMPLED, "tree", None),
-    "typical": (verifiers.Typical(), SAMPLED, "tree", None),
-    "lenient": (verifiers.Lenient(), SAMPLED, "chain", None),
-    "cascade": (verifiers.Cascade(), SAMPLED, "chain", None),
+    "lossy_typical": (verifiers.LossyTypical(), SAMPLED, "tree", None),
+    "lossy_lenient": (verifiers.LossyLenient(), SAMPLED, "chain", None),
+    "lossy_cascade": (verifiers.LossyCascade(), SAMPLED, "chain", None),
 }
 
 

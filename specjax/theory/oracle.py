@@ -133,7 +133,7 @@ def laws(verifier, case: Case) -> tuple[np.ndarray, np.ndarray]:
   return stop, following
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=(0, 1), compiler_options=tables_lib.CHEAP)
 def _law(verifier, depth, p, logits, tree, params):
   evidence = verifier.evidence(logits, tree, params) if hasattr(verifier, "evidence") else {}
   return verifier.law(p, tree, depth, **evidence)

@@ -22,12 +22,17 @@ from specjax import sampling_params
 from specjax import tree as tree_lib
 
 LEAST_DEPTH = 3  # the least depth that a pipeline or a verifier is told, so that few programs compile
+# For programs that run once and little: half the time of a compilation. What decoding runs is judged as it runs there,
+# see `draws`.
+CHEAP = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 _SLOTS = 16      # the least slots of a text, for the same reason
 TOYS = {
     "A": ((.3, .4, .3), (.6, .3, .1)),
     "B": ((1 / 3, 2 / 3), (2 / 3, 1 / 3)),
     "C": ((.5, .3, .1, .1), (.1, .2, .3, .4)),
 }
+
+_jit = functools.partial(jax.jit, compiler_options=CHEAP)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,23 +208,23 @@ def _with_all(params):
   return params.replace(**{name: value for name, value in neutral.items() if getattr(params, name) is None})
 
 
-@jax.jit
+@_jit
 def _allowed_behind(rule, output, length):
   """bool[B, 1, V]: what may follow the first `length` i32[B] of the output tokens i32[B, S]."""
   return rule.allowed(constraints.advance_by(rule, rule.init(output.shape[0]), output, length))[:, None]
 
 
-@jax.jit
+@_jit
 def _allowed_in_tree(rule, tokens, parents):
   """bool[B, T, V]: what may follow each node of trees that stand behind the prompt."""
   tree = tree_lib.TokenTree(tokens=tokens, parents=parents, size=None)
   return constraints.allowed_at(rule, constraints.node_states(rule, rule.init(tokens.shape[0]), tree))
 
 
-_ancestors = jax.jit(tree_lib.ancestors, static_argnums=1)
+_ancestors = _jit(tree_lib.ancestors, static_argnums=1)
 
 
-@jax.jit
+@_jit
 def _processed(logits, params, prefixes):
   return sampling.process(logits, params, prefixes)
 

@@ -21,7 +21,7 @@ RULES = ("token", "opt")
 
 
 @dataclasses.dataclass(frozen=True)
-class Cascade(base.ByLaw):
+class LossyCascade(base.ByLaw):
   """See the module. Lossy; chains of sampled drafts only.
 
   Raises:

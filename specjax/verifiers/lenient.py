@@ -15,7 +15,7 @@ from specjax.verifiers import rejection
 
 
 @dataclasses.dataclass(frozen=True)
-class Lenient(base.ByLaw):
+class LossyLenient(base.ByLaw):
   """See the module. Lossy; chains only, of sampled or point drafts.
 
   Raises:

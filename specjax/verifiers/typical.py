@@ -15,7 +15,7 @@ from specjax.verifiers import siblings
 
 
 @dataclasses.dataclass(frozen=True)
-class Typical(base.ByLaw):
+class LossyTypical(base.ByLaw):
   """See the module. Lossy.
 
   Raises:

@@ -110,7 +110,7 @@ def more(tmp_path_factory, env, arguments, main):
                          f"--workload={workload}"], ""),
       "coupled": (["--verifier=coupled", "--temperature=0.8", "--repetition_penalty=1.2", "--min_new_tokens=16",
                    "--banned_ids=5", "--categories=chat", "--nocosts", f"--workload={workload}"], ""),
-      "lossy": (["--verifier=typical", "--typical_epsilon=0.001", "--temperature=0.8", "--categories=chat",
+      "lossy": (["--verifier=lossy_typical", "--typical_epsilon=0.001", "--temperature=0.8", "--categories=chat",
                  "--nocosts", f"--workload={workload}"], ""),
       "batch": (["--batch_size=2", "--methods=ngram", "--nocosts", f"--workload={workload}"], ""),
       "one method": (["--methods=ngram", "--nocosts", "--limit=1", f"--workload={workload}"], ""),
@@ -277,15 +277,15 @@ def test_a_lossy_run_says_so(more):
   groups = {g["method"]: g for g in load(folder, "summary.json")["groups"] if g["category"] == "all"}
   drafted = groups["ngram"]
   mine = [r for key, r in records.items() if key[3] == "ngram"]
-  assert (drafted["verifier"], drafted["lossless"]) == ("typical", False)
+  assert (drafted["verifier"], drafted["lossless"]) == ("lossy_typical", False)
   assert drafted["accepted_tokens"] and drafted["total_variation_bound"] == pytest.approx(
       sum(r["counters"]["strayed"] for r in mine) / sum(len(r["token_ids"]) for r in mine))
   assert 0 < drafted["total_variation_bound"] < 1
   assert (groups["plain"]["lossless"], groups["plain"]["total_variation_bound"]) == (True, 0)
-  assert "ngram, typical" in end.out and "LOSSY: typical; ngram, bound per token" in end.out
+  assert "ngram, lossy_typical" in end.out and "LOSSY: lossy_typical; ngram, bound per token" in end.out
   page = (folder / "report.html").read_text(encoding="utf-8")
-  assert "LOSSY: typical; ngram" in page and "ngram, typical" in page
-  assert {r["verifier"] for r in records.values()} == {"typical"}
+  assert "LOSSY: lossy_typical; ngram" in page and "ngram, lossy_typical" in page
+  assert {r["verifier"] for r in records.values()} == {"lossy_typical"}
 
 
 def test_temperature_and_seed_have_an_effect(main, more):

@@ -61,11 +61,11 @@ FLAGS = {
     "allowed_ids": ("9,10", lambda got: "allowed_ids=[9, 10]" in got["all_params"]),
     "min_new_tokens": ("3", lambda got: "min_new_tokens=3" in got["all_params"]),
     "verifier": ("block", lambda got: got["verifier"] == "Block()"),
-    "typical_epsilon": ("0.5", lambda got: got["verifier"] == "Typical(epsilon=0.5, alpha=0.3)"),
-    "typical_alpha": ("0.5", lambda got: got["verifier"] == "Typical(epsilon=0.09, alpha=0.5)"),
-    "lenience": ("0.25", lambda got: got["verifier"] == "Lenient(lenience=0.25)"),
-    "cascade_rule": ("opt", lambda got: got["verifier"] == "Cascade(rule='opt', alpha=0.1)"),
-    "cascade_alpha": ("0.25", lambda got: got["verifier"] == "Cascade(rule='token', alpha=0.25)"),
+    "typical_epsilon": ("0.5", lambda got: got["verifier"] == "LossyTypical(epsilon=0.5, alpha=0.3)"),
+    "typical_alpha": ("0.5", lambda got: got["verifier"] == "LossyTypical(epsilon=0.09, alpha=0.5)"),
+    "lenience": ("0.25", lambda got: got["verifier"] == "LossyLenient(lenience=0.25)"),
+    "cascade_rule": ("opt", lambda got: got["verifier"] == "LossyCascade(rule='opt', alpha=0.1)"),
+    "cascade_alpha": ("0.25", lambda got: got["verifier"] == "LossyCascade(rule='token', alpha=0.25)"),
     "seed": ("6", lambda got: got["key"] == [0, 6]),
     "outdir": ("some/where", lambda got: got["outdir"] == "some/where"),
     "overwrite": ("true", lambda got: got["overwrite"] is True),
@@ -73,9 +73,9 @@ FLAGS = {
     "costs": ("false", None),  # see test_benchmark
 }
 # Flags that mean something beside another only; plain alone goes with every verifier.
-WITH = {"typical_epsilon": ["--verifier=typical"], "typical_alpha": ["--verifier=typical"],
-        "lenience": ["--verifier=lenient"], "cascade_rule": ["--verifier=cascade", "--methods=plain"],
-        "cascade_alpha": ["--verifier=cascade", "--methods=plain"]}
+WITH = {"typical_epsilon": ["--verifier=lossy_typical"], "typical_alpha": ["--verifier=lossy_typical"],
+        "lenience": ["--verifier=lossy_lenient"], "cascade_rule": ["--verifier=lossy_cascade", "--methods=plain"],
+        "cascade_alpha": ["--verifier=lossy_cascade", "--methods=plain"]}
 NOT_SETTINGS = {"outdir", "overwrite", "resume", "costs"}
 
 # What the message must name, beside "error:". Each is a benchmark on the tiny target unless it says otherwise.
@@ -136,12 +136,12 @@ BAD = {
     "resume of no run": (["--outdir={dir}/thesis", "--resume"], ["--resume", "config.json"]),
     "resume of nothing": (["--outdir={dir}/new", "--resume"], ["--resume", "new"]),
     "resume without an outdir": (["--outdir=", "--resume"], ["--outdir"]),
-    "unknown verifier": (["--verifier=magic"], ["--verifier=magic", "point", "cascade"]),
+    "unknown verifier": (["--verifier=magic"], ["--verifier=magic", "point", "lossy_cascade"]),
     "verifier that needs sampled drafts": (["--verifier=kseq", "--target=nope"],
                                            ["--verifier=kseq", "ngram", "point,"]),
-    "option of another verifier": (["--typical_alpha=0.5", "--target=nope"], ["--typical_alpha=0.5",
-                                                                            "--verifier=typical", "--verifier=point"]),
-    "option out of its range": (["--verifier=lenient", "--lenience=2"], ["--lenience=2", "(0, 1]"]),
+    "option of another verifier": (["--typical_alpha=0.5", "--target=nope"],
+                                   ["--typical_alpha=0.5", "--verifier=lossy_typical", "--verifier=point"]),
+    "option out of its range": (["--verifier=lossy_lenient", "--lenience=2"], ["--lenience=2", "(0, 1]"]),
     "id that is no number": (["--banned_ids=3,x", "--target=nope"], ["--banned_ids", "'x'"]),
     "id below 0": (["--allowed_ids=-3", "--target=nope"], ["--allowed_ids", "'-3'"]),
     "no id": (["--allowed_ids="], ["--allowed_ids", "empty"]),
@@ -184,8 +184,8 @@ GENERATE = {
     "prompt over the context": ([f"--prompt={'hi ' * 200}"], ["256"]),
     "system message without a template": (["--prompt=hi", "--system=Be brief.", "--raw"], ["--system", "--raw"]),
     "stray argument": (["--prompt=hi", "there"], ["'there'"]),
-    "verifier that needs sampled drafts": (["--prompt=hi", "--verifier=cascade", "--target=nope"],
-                                           ["--verifier=cascade", "ngram", "point,"]),
+    "verifier that needs sampled drafts": (["--prompt=hi", "--verifier=lossy_cascade", "--target=nope"],
+                                           ["--verifier=lossy_cascade", "ngram", "point,"]),
     "logprobs below 0": (["--prompt=hi", "--logprobs=-1"], ["--logprobs=-1"]),
     "logprobs beyond the vocabulary": (["--prompt=hi", "--logprobs=99999"], ["logprobs=99999", "vocabulary"]),
     "id beyond the vocabulary": (["--prompt=hi", "--logit_bias=99999:1"], ["logit_bias", "99999"]),

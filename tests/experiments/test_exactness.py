@@ -20,8 +20,8 @@ FEW = [exactness.Cell("iid", "rejection", "chain of 2", "none"),
        exactness.Cell("without_replacement", "recursive", "three siblings", "top-k, top-p"),
        exactness.Cell("iid, sparse", "kseq", "three siblings", "none"),
        exactness.Cell("top_k", "point", "three siblings", "minimum length"),
-       exactness.Cell("top_k", "typical", "three siblings", "none"),
-       exactness.Cell("iid", "lenient", "chain of 2", "greedy")]
+       exactness.Cell("top_k", "lossy_typical", "three siblings", "none"),
+       exactness.Cell("iid", "lossy_lenient", "chain of 2", "greedy")]
 
 
 def test_the_matrix_holds_everything_that_goes_together():

@@ -48,12 +48,12 @@ def ended(env):
       "other seed": ([*sampled, "--seed=6", "--method=plain"], ""), "one token": ([PROMPT, "--max_new_tokens=1"], ""),
       "captured": ([PROMPT, "--system=Be brief.", "--temperature=0.5", "--top_k=4", "--top_p=0.5", "--min_p=0.25",
                     "--seed=9", "--max_new_tokens=17", "--repetition_penalty=1.5", "--logit_bias=7:-2.5,8:-inf",
-                    "--banned_ids=5,6", "--min_new_tokens=3", "--verifier=lenient", "--lenience=0.25",
+                    "--banned_ids=5,6", "--min_new_tokens=3", "--verifier=lossy_lenient", "--lenience=0.25",
                     "--logprobs=2"], CAPTURE),
       "captured raw": ([PROMPT, "--raw"], CAPTURE),
       "logprobs": ([PROMPT, "--temperature=0.8", "--seed=5", "--logprobs=2", "--banned_ids=4"], ""),
-      "lossy": ([PROMPT, "--verifier=typical", "--logprobs=0"], ""),
-      "lossy plain": ([PROMPT, "--method=plain", "--verifier=typical"], SPEAK),
+      "lossy": ([PROMPT, "--verifier=lossy_typical", "--logprobs=0"], ""),
+      "lossy plain": ([PROMPT, "--method=plain", "--verifier=lossy_typical"], SPEAK),
       "interrupted": ([PROMPT], INTERRUPT),
   }
   given = [("generate", [*FLAGS, *args], setup) for args, setup in cases.values()]
@@ -103,7 +103,7 @@ def test_settings_reach_the_library(ended):
                                    {"role": "user", "content": "ab ab ab ab ab"}])
   assert params == ("SamplingParams(temperature=0.5, top_k=4, top_p=0.5, min_p=0.25, seed=[9], "
                     "repetition_penalty=1.5, logit_bias={7: -2.5, 8: -inf}, banned_ids=[5, 6], min_new_tokens=3)")
-  assert (verifier, logprobs) == ("Lenient(lenience=0.25)", 2)
+  assert (verifier, logprobs) == ("LossyLenient(lenience=0.25)", 2)
   assert (limit, key) == (17, [0, 9])
 
 
@@ -144,7 +144,7 @@ def test_a_lossy_text_is_called_so(ended):
   """Whatever came of it: typical acceptance at temperature 0 happens to be greedy matching."""
   assert ended["lossy"].code == 0, ended["lossy"].err
   assert ended["lossy"].out == ended["ngram"].out
-  assert ended["lossy"].message == "LOSSY: typical; the text is not the target's"
+  assert ended["lossy"].message == "LOSSY: lossy_typical; the text is not the target's"
   for name in ("lossy plain", "sampled ngram"):  # nothing was judged; a lossless rule
     assert ended[name].code == 0 and "LOSSY" not in ended[name].err
 

@@ -339,8 +339,8 @@ def test_warnings(tmp_path, no_plots, kind, message):
 
 
 def make_lossy_groups(**fields):
-  lossy = {"lossless": False, "verifier": "typical", **fields}
-  return [make_group("plain", c, verifier="typical") for c in ("all", "code")] + [
+  lossy = {"lossless": False, "verifier": "lossy_typical", **fields}
+  return [make_group("plain", c, verifier="lossy_typical") for c in ("all", "code")] + [
       make_group("ngram", "all", total_variation_bound=0.0625, **lossy),
       make_group("ngram", "code", total_variation_bound=0.75, **lossy)]
 
@@ -348,21 +348,21 @@ def make_lossy_groups(**fields):
 def test_a_lossy_run_says_so_wherever_it_is_looked_at(tmp_path, monkeypatch):
   drawn = []
   monkeypatch.setattr(figures, "draw_all", lambda groups, methods, *args: drawn.append(methods) or [])
-  requests = [make_request("r0", m, verifier="typical", counters={"steps": 3, "strayed": 1.25})
+  requests = [make_request("r0", m, verifier="lossy_typical", counters={"steps": 3, "strayed": 1.25})
               for m in ("plain", "ngram")]
-  parsed = render(write_run(tmp_path, make_lossy_groups(), requests, config={"verifier": "typical"}))
-  banner = "LOSSY: typical; ngram, bound per token: mean total variation 0.062, the text is not the target's"
+  parsed = render(write_run(tmp_path, make_lossy_groups(), requests, config={"verifier": "lossy_typical"}))
+  banner = "LOSSY: lossy_typical; ngram, bound per token: mean total variation 0.062, the text is not the target's"
   assert banner in parsed.text
   place = next(i for i, (tag, attrs) in enumerate(parsed.elements) if attrs.get("class") == "lossy")
   assert place < next(i for i, (tag, _) in enumerate(parsed.elements) if tag == "main")
   names = {row[0] for row in parsed.rows if row and row[0].startswith(("plain", "ngram"))}
-  assert names == {"plain", "ngram, typical"}  # plain decoding is judged by nobody
+  assert names == {"plain", "ngram, lossy_typical"}  # plain decoding is judged by nobody
   assert parsed.row("method", "requests")[-1] == "total variation"
-  assert [row[-1] for row in parsed.rows if row[0] == "ngram, typical" and len(row) == 15] == ["0.062", "0.75"]
+  assert [row[-1] for row in parsed.rows if row[0] == "ngram, lossy_typical" and len(row) == 15] == ["0.062", "0.75"]
   (meaning,) = (line for line in parsed.text.splitlines() if "total_variation_bound: the most" in line)
   assert "mean over output tokens" in meaning
-  assert drawn == [{"plain": "plain", "ngram": "ngram, typical"}]
-  assert "strayed 1.25" in parsed.text and "ngram, typical" in parsed.text.split("Outputs")[1]
+  assert drawn == [{"plain": "plain", "ngram": "ngram, lossy_typical"}]
+  assert "strayed 1.25" in parsed.text and "ngram, lossy_typical" in parsed.text.split("Outputs")[1]
 
 
 def test_a_lossless_run_has_no_banner_and_no_column_of_zeros(tmp_path, no_plots):
@@ -383,10 +383,10 @@ def test_figure_legends_name_a_lossy_verifier(tmp_path):
                figures.predicted_and_measured):
     fig = mpl_figure.Figure()
     assert draw(fig, groups, styles)
-    assert fig.legends[0].get_texts()[0].get_text() == "ngram, typical"
+    assert fig.legends[0].get_texts()[0].get_text() == "ngram, lossy_typical"
   fig = mpl_figure.Figure()
   assert figures.step_cost(fig, groups, styles)
-  assert [label.get_text() for label in fig.axes[0].get_yticklabels()] == ["plain", "ngram, typical"]
+  assert [label.get_text() for label in fig.axes[0].get_yticklabels()] == ["plain", "ngram, lossy_typical"]
   assert figures.Styles({"x" * 50: "x" * 50 + ", cascade"}).label("x" * 50).endswith("…, cascade")
   assert len(figures.draw_all(groups, labels, tmp_path)) == 5
 

@@ -11,8 +11,8 @@ from specjax import testing
 from specjax import verifiers
 
 METHODS = {"plain": proposers.Plain(), "ngram": proposers.NGram(num_tokens=3)}
-OPTIONS = {"typical_epsilon": ("typical", 0.25), "typical_alpha": ("typical", 0.5), "lenience": ("lenient", 0.75),
-           "cascade_rule": ("cascade", "opt"), "cascade_alpha": ("cascade", 0.75)}
+OPTIONS = {"typical_epsilon": ("lossy_typical", 0.25), "typical_alpha": ("lossy_typical", 0.5),
+           "lenience": ("lossy_lenient", 0.75), "cascade_rule": ("lossy_cascade", "opt"), "cascade_alpha": ("lossy_cascade", 0.75)}
 
 
 @pytest.fixture(autouse=True)
@@ -46,15 +46,15 @@ def test_options_reach_their_verifier(flag):
 def test_an_option_of_another_verifier_is_refused(flag):
   """Even with the value that it has by default: whoever gives it means something by it."""
   owner, _ = OPTIONS[flag]
-  other = "block" if owner == "typical" else "typical"
+  other = "block" if owner == "lossy_typical" else "lossy_typical"
   with flagsaver.flagsaver(verifier=other, **{flag: flags.FLAGS[flag].default}):
     with pytest.raises(ValueError, match=f"--{flag}=.*--verifier={owner}, and --verifier={other}"):
       rules.build()
 
 
 @pytest.mark.parametrize("name, flag, value", [
-    ("typical", "typical_epsilon", 0.0), ("typical", "typical_alpha", 1.5), ("lenient", "lenience", float("nan")),
-    ("cascade", "cascade_alpha", float("nan")), ("cascade", "cascade_alpha", -1.0)])
+    ("lossy_typical", "typical_epsilon", 0.0), ("lossy_typical", "typical_alpha", 1.5),
+    ("lossy_lenient", "lenience", float("nan")), ("lossy_cascade", "cascade_alpha", float("nan")), ("lossy_cascade", "cascade_alpha", -1.0)])
 def test_an_option_out_of_its_range_names_its_flag(name, flag, value):
   with flagsaver.flagsaver(verifier=name, **{flag: value}), pytest.raises(ValueError) as error:
     rules.build()
@@ -92,10 +92,11 @@ def test_trees_are_refused_by_verifiers_of_chains(monkeypatch):
   rules.check({"noisy": tree}, verifiers.KSeq())
   with pytest.raises(ValueError, match="--verifier=block takes chains only, and the method noisy makes trees") as error:
     rules.check({"noisy": tree}, verifiers.Block())
-  assert "traversal" in str(error.value).split("one of")[1] and "cascade" not in str(error.value).split("one of")[1]
+  others = str(error.value).split("one of")[1]
+  assert "traversal" in others and "lossy_cascade" not in others
 
 
 def test_who_keeps_the_law():
   assert rules.keeps_the_law(verifiers.Block(), METHODS["ngram"])
-  assert rules.keeps_the_law(verifiers.Typical(), METHODS["plain"])
-  assert not rules.keeps_the_law(verifiers.Typical(), METHODS["ngram"])
+  assert rules.keeps_the_law(verifiers.LossyTypical(), METHODS["plain"])
+  assert not rules.keeps_the_law(verifiers.LossyTypical(), METHODS["ngram"])

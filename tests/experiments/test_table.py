@@ -79,13 +79,15 @@ def test_batch_sizes_are_named_where_there_are_several():
 
 
 def test_a_lossy_verifier_is_named_in_its_rows_and_below():
-  lossy = {"lossless": False, "verifier": "typical"}
-  groups = [_plain(category="all", verifier="typical"), _group(category="all", total_variation_bound=0.125, **lossy),
-            _plain(verifier="typical"), _group(total_variation_bound=0.5, **lossy)]
+  lossy = {"lossless": False, "verifier": "lossy_typical"}
+  groups = [_plain(category="all", verifier="lossy_typical"),
+            _group(category="all", total_variation_bound=0.125, **lossy),
+            _plain(verifier="lossy_typical"), _group(total_variation_bound=0.5, **lossy)]
   lines = table.render(groups).splitlines()
-  assert [_cells(line)[-15] for line in lines[2:6]] == ["plain", "ngram, typical"] * 2
+  assert [_cells(line)[-15] for line in lines[2:6]] == ["plain", "ngram, lossy_typical"] * 2
   (line,) = lines[6:]
-  assert line == ("LOSSY: typical; ngram, bound per token: mean total variation 0.12, the text is not the target's")
+  assert line == ("LOSSY: lossy_typical; ngram, bound per token: mean total variation 0.12, the text is not the "
+                  "target's")
   assert lines[0].index("requests") + len("requests") == lines[3].index("12") + 2  # the wider column moves the others
 
 

@@ -161,15 +161,15 @@ def test_typical_acceptance():
   for token in range(3):
     one_hot = np.eye(3)[token]
     tables = tables_lib.context_free(p, one_hot, 1)
-    result = oracle.text_law(verifiers.Typical(), tables, drafts.named("argmax", (0, 0)))
+    result = oracle.text_law(verifiers.LossyTypical(), tables, drafts.named("argmax", (0, 0)))
     np.testing.assert_allclose(result.law.sum(1), one_hot, atol=1e-9)
 
 
 def test_lossy_rules():
   draw = drafts.named("iid", (0, 0))
-  lenient = oracle.text_law(verifiers.Lenient(lenience=.5), tables_lib.toy("A", 1), draw)
+  lenient = oracle.text_law(verifiers.LossyLenient(lenience=.5), tables_lib.toy("A", 1), draw)
   assert lenient.expected_accepted == pytest.approx(1)
   np.testing.assert_allclose(lenient.law.sum(1), A[1], atol=1e-12)
-  cascade = oracle.text_law(verifiers.Cascade(rule="token", alpha=0.), tables_lib.toy("A", 1), draw)
+  cascade = oracle.text_law(verifiers.LossyCascade(rule="token", alpha=0.), tables_lib.toy("A", 1), draw)
   np.testing.assert_allclose(cascade.law.sum(1), (.21, .58, .21), atol=1e-12)
   np.testing.assert_allclose(closed_forms.cascade(*A, 0), (.21, .58, .21), atol=1e-12)

@@ -57,9 +57,9 @@ def lenient(logits, given, row):
     (verifiers.Recursive(), slow.recursive, "tree", "mixture", False),
     (verifiers.Traversal(), slow.traversal, "tree", "mixture", False),
     (verifiers.KSeq(), slow.k_seq, "tree", "mixture", True),
-    (verifiers.Typical(), slow.typical, "tree", "mixture", True),
-    (verifiers.Lenient(), lenient, "chain", "mixture", True),
-    (verifiers.Cascade(), cascade, "chain", "iid", True),
+    (verifiers.LossyTypical(), slow.typical, "tree", "mixture", True),
+    (verifiers.LossyLenient(), lenient, "chain", "mixture", True),
+    (verifiers.LossyCascade(), cascade, "chain", "iid", True),
 ], ids=slow.name)
 def test_a_draw_has_its_law(rule, reference, shape, kind, replacement):
   logits, given = case(70, shape, replacement, kind)

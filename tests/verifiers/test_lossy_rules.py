@@ -65,7 +65,7 @@ def mixed_law(p, q, rule, alpha):
 
 @pytest.mark.parametrize("epsilon, alpha", [(.09, .3), (.3, .09), (.5, 1.)])
 def test_typical_by_walking(epsilon, alpha):
-  rule = verifiers.Typical(epsilon=epsilon, alpha=alpha)
+  rule = verifiers.LossyTypical(epsilon=epsilon, alpha=alpha)
   reference = functools.partial(slow.typical, epsilon=epsilon, alpha=alpha)
   deepest = 0
   for seed, kind in enumerate(("iid", "mixture", "point")):
@@ -81,13 +81,13 @@ def test_typical_thresholds():
   p = np.array([[.5, .3, .2, 0], [.6, .3, .05, .05], [.92, .05, .03, 0]])
   given, _ = every_token(p, np.full((3, 4), .25))
   accepts = lambda rule: (given.law(rule)[0][:12, 1] == 1).reshape(3, 4).astype(int).tolist()
-  assert accepts(verifiers.Typical()) == [[1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0]]
-  assert accepts(verifiers.Typical(epsilon=.3, alpha=.09)) == [[1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0]]
+  assert accepts(verifiers.LossyTypical()) == [[1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0]]
+  assert accepts(verifiers.LossyTypical(epsilon=.3, alpha=.09)) == [[1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0]]
   bar = .09 * np.exp((np.array([.5, .3, .2]) * np.log([.5, .3, .2])).sum())
   assert bar == pytest.approx(.0321, abs=5e-5)
   edge = np.array([[.5, .5 - .04, .04, 0], [.5, .5 - .03, .03, 0]])  # H = .98, so the bar is .0337
   given, _ = every_token(edge, np.full((2, 4), .25))
-  assert given.law(verifiers.Typical(epsilon=.3, alpha=.09))[0][:8, 1].tolist() == [1, 1, 1, 0, 1, 1, 0, 0]
+  assert given.law(verifiers.LossyTypical(epsilon=.3, alpha=.09))[0][:8, 1].tolist() == [1, 1, 1, 0, 1, 1, 0, 0]
 
 
 def test_typical_takes_the_longest_path_and_the_most_probable_of_these():
@@ -95,7 +95,7 @@ def test_typical_takes_the_longest_path_and_the_most_probable_of_these():
       np.tile(tokens, (ROWS, 1)), np.tile(parents, (ROWS, 1)), np.full(ROWS, WIDTH), np.zeros((ROWS, WIDTH)),
       np.zeros((ROWS, WIDTH, VOCABULARY)), np.tile(p, (ROWS, 1, 1)))
   flat, sharp = (.4, .3, .2, .1), (.1, .7, .1, .1)
-  ends = lambda given: int(given.law(verifiers.Typical())[0][0].argmax())
+  ends = lambda given: int(given.law(verifiers.LossyTypical())[0][0].argmax())
   # A long path of improbable tokens beats the best single one; of the two long ones the second is more probable.
   given = make((0, 0, 0, 2, 0, 4), (0, 0, 2, 2, 1, 1), np.array([flat, flat, flat, flat, flat, sharp]))
   assert ends(given) == 5
@@ -115,21 +115,21 @@ def test_typical_tells_deep_paths_apart():
   p[0, 0, 2] *= 1.5
   p /= p.sum(-1, keepdims=True)
   given = slow.Drafts(tokens, parents, [2 * depth + 1], tokens * 0, p * 0, p)
-  stop, _ = given.law(verifiers.Typical(alpha=.5), depth, np.float32)
+  stop, _ = given.law(verifiers.LossyTypical(alpha=.5), depth, np.float32)
   assert stop[0, -1] == 1
 
 
 def test_typical_at_temperature_0_is_greedy():
   given = drafts(9, kind="point")
   given.p = np.eye(VOCABULARY)[given.p.argmax(-1)]
-  stop, following = given.law(verifiers.Typical())
+  stop, following = given.law(verifiers.LossyTypical())
   slow.assert_same((stop, following), slow.answers(slow.recursive, given))
-  assert (strays(verifiers.Typical(), given)[stop > 0] == 0).all()
+  assert (strays(verifiers.LossyTypical(), given)[stop > 0] == 0).all()
 
 
 @pytest.mark.parametrize("lenience", [1., .5, .1])
 def test_lenient_in_numpy(lenience):
-  rule = verifiers.Lenient(lenience=lenience)
+  rule = verifiers.LossyLenient(lenience=lenience)
   for seed, kind in enumerate(("iid", "mixture", "point")):
     given = drafts(40 + seed, kind=kind, shape="chain")
     slow.assert_same(given.law(rule), slow.answers(functools.partial(slow.rejection, lenience=lenience), given), 1e-11)
@@ -140,7 +140,7 @@ def test_lenient_in_numpy(lenience):
 
 def test_lenient_on_toy_a():
   """At .5 every drafted token is accepted, so the output is the draft's own law."""
-  rule = verifiers.Lenient(lenience=.5)
+  rule = verifiers.LossyLenient(lenience=.5)
   given, _ = every_token(*TOY_A)
   assert given.law(rule)[0][:3, 1].tolist() == [1, 1, 1]
   np.testing.assert_allclose(output(rule, *TOY_A), TOY_A[1], atol=1e-12)
@@ -148,14 +148,14 @@ def test_lenient_on_toy_a():
 
 def test_lenient_gives_no_token_more_than_its_bound():
   p, q = some_laws(41)
-  law = output(verifiers.Lenient(lenience=.5), p, q)
+  law = output(verifiers.LossyLenient(lenience=.5), p, q)
   np.testing.assert_allclose(law.sum(-1), 1, atol=1e-12)
   assert (law <= p / .5 + 1e-12).all() and (law > p + .05).any()
 
 
 def lenient_greedy(lenience, logits, given, temperature):
   """stop, next and strays of rows of which some are greedy."""
-  rule = verifiers.Lenient(lenience=lenience)
+  rule = verifiers.LossyLenient(lenience=lenience)
 
   @jax.jit
   def answer(logits, tree, params):
@@ -206,14 +206,14 @@ def test_the_law_of_a_cascade(rule, alpha):
   p, q = some_laws(50)
   wanted = mixed_law(p, q, rule, alpha)
   assert (wanted[p == 0] == 0).all() and (q[p == 0] > 0).any()  # what the target forbids stays forbidden
-  np.testing.assert_allclose(output(verifiers.Cascade(rule=rule, alpha=alpha), p, q), wanted, atol=1e-11)
+  np.testing.assert_allclose(output(verifiers.LossyCascade(rule=rule, alpha=alpha), p, q), wanted, atol=1e-11)
   if rule == "opt":
     defers = (wanted == p).all(-1)
     assert defers.any() and not defers.all()
 
 
 def test_cascade_on_toy_a():
-  law = output(verifiers.Cascade(rule="token", alpha=0.), *TOY_A)[0]
+  law = output(verifiers.LossyCascade(rule="token", alpha=0.), *TOY_A)[0]
   np.testing.assert_allclose(law, (.21, .58, .21, 0), atol=1e-12)
 
 
@@ -224,7 +224,7 @@ def test_cascade_is_rejection_towards_the_mixture(rule, alpha):
   has = ~np.isnan(given.q[..., 0])
   mixed = given.take(np.arange(ROWS))
   mixed.p[has] = mixed_law(given.p[has], given.q[has], rule, alpha)
-  cascade = verifiers.Cascade(rule=rule, alpha=alpha)
+  cascade = verifiers.LossyCascade(rule=rule, alpha=alpha)
   slow.assert_same(given.law(cascade), slow.answers(slow.rejection, mixed), 1e-11)
   np.testing.assert_allclose(strays(cascade, given), np.abs(mixed.p - given.p).sum(-1) / 2, atol=1e-12)
   assert (strays(cascade, given)[~has] == 0).all()
@@ -233,12 +233,13 @@ def test_cascade_is_rejection_towards_the_mixture(rule, alpha):
 def test_cascade_refuses_points():
   given = drafts(52, kind="point", shape="chain")
   with pytest.raises(ValueError, match="point drafts have nothing to mix"):
-    verifiers.Cascade().stops(given.p, given.tree(np.float32, law=None), WIDTH - 1)
+    verifiers.LossyCascade().stops(given.p, given.tree(np.float32, law=None), WIDTH - 1)
 
 
 @pytest.mark.parametrize("rule", [
-    verifiers.Lenient(lenience=.5), verifiers.Lenient(lenience=.1), verifiers.Cascade(rule="token", alpha=.4),
-    verifiers.Cascade(rule="opt", alpha=.5)], ids=slow.name)
+    verifiers.LossyLenient(lenience=.5), verifiers.LossyLenient(lenience=.1),
+    verifiers.LossyCascade(rule="token", alpha=.4),
+    verifiers.LossyCascade(rule="opt", alpha=.5)], ids=slow.name)
 def test_what_is_reported_is_the_total_variation_of_a_token(rule):
   """Of one token drafted from q: the enumerated law of the first token against p."""
   p, q = some_laws(60)
@@ -251,7 +252,7 @@ def test_what_is_reported_is_the_total_variation_of_a_token(rule):
   assert (strays(rule, given)[:, 1] == 0).all()  # behind the draft nothing is lost
 
 
-@pytest.mark.parametrize("rule", [verifiers.Lenient(lenience=.5), verifiers.Typical(epsilon=.2, alpha=.9)],
+@pytest.mark.parametrize("rule", [verifiers.LossyLenient(lenience=.5), verifiers.LossyTypical(epsilon=.2, alpha=.9)],
                          ids=slow.name)
 def test_what_is_reported_of_points(rule):
   """A point is not drawn: the total variation is that of its own tree."""
@@ -264,13 +265,13 @@ def test_what_is_reported_of_points(rule):
 
 
 @pytest.mark.parametrize("make, message", [
-    (lambda: verifiers.Typical(epsilon=0), r"epsilon=0: it must be in \(0, 1\]"),
-    (lambda: verifiers.Typical(alpha=1.5), "alpha=1.5"),
-    (lambda: verifiers.Lenient(lenience=0), "lenience=0"),
-    (lambda: verifiers.Lenient(lenience=1.01), "1 is plain rejection"),
-    (lambda: verifiers.Cascade(rule="best"), "rule='best': allowed are token, opt"),
-    (lambda: verifiers.Cascade(alpha=-.1), "alpha=-0.1"),
-    (lambda: verifiers.Cascade(rule="token", alpha=1.1), "at most 1 for rule 'token'"),
+    (lambda: verifiers.LossyTypical(epsilon=0), r"epsilon=0: it must be in \(0, 1\]"),
+    (lambda: verifiers.LossyTypical(alpha=1.5), "alpha=1.5"),
+    (lambda: verifiers.LossyLenient(lenience=0), "lenience=0"),
+    (lambda: verifiers.LossyLenient(lenience=1.01), "1 is plain rejection"),
+    (lambda: verifiers.LossyCascade(rule="best"), "rule='best': allowed are token, opt"),
+    (lambda: verifiers.LossyCascade(alpha=-.1), "alpha=-0.1"),
+    (lambda: verifiers.LossyCascade(rule="token", alpha=1.1), "at most 1 for rule 'token'"),
 ])
 def test_settings_that_are_refused(make, message):
   with pytest.raises(ValueError, match=message):
@@ -278,5 +279,5 @@ def test_settings_that_are_refused(make, message):
 
 
 def test_settings_that_are_not_refused():
-  assert verifiers.Cascade(rule="opt", alpha=3.).alpha == 3
-  assert verifiers.Lenient(lenience=1).lossless is verifiers.Typical(epsilon=1, alpha=1).lossless is False
+  assert verifiers.LossyCascade(rule="opt", alpha=3.).alpha == 3
+  assert verifiers.LossyLenient(lenience=1).lossless is verifiers.LossyTypical(epsilon=1, alpha=1).lossless is False

@@ -8,7 +8,7 @@ from specjax import verifiers
 pytestmark = pytest.mark.usefixtures("quick_compile")
 ROWS, WIDTH, WIDER, VOCABULARY = 64, 5, 6, 4
 RULES = [rule() for rule in verifiers.BY_NAME.values()]
-READ_Q = [rule for rule in RULES if not isinstance(rule, verifiers.Point | verifiers.Typical)]
+READ_Q = [rule for rule in RULES if not isinstance(rule, verifiers.Point | verifiers.LossyTypical)]
 
 
 def drafts_for(rule, seed=0):
@@ -58,7 +58,8 @@ def test_a_tree_of_one_node(rule):
   np.testing.assert_allclose(following, p, atol=1e-15)
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if not isinstance(rule, verifiers.Cascade)], ids=slow.name)
+@pytest.mark.parametrize("rule", [rule for rule in RULES if not isinstance(rule, verifiers.LossyCascade)],
+                         ids=slow.name)
 def test_with_a_one_hot_target_it_follows_the_best_token(rule):
   """A cascade does not: it mixes in what the drafter thinks."""
   given = drafts_for(rule, 4)
@@ -76,7 +77,8 @@ def test_with_a_one_hot_target_it_follows_the_best_token(rule):
       # Where equal siblings are drawn and chosen, the drawn ones are asked first.
       one_way[row] &= len(same) == 1
       ends[row] = min(same, key=lambda c: (not given.sampled[row, c], c)) if _sampled_first(rule) else same[0]
-  compared = one_way if isinstance(rule, verifiers.Typical) else one_way | True  # it takes the longer of equal ways
+  # Typical acceptance takes the longer of equal ways.
+  compared = one_way if isinstance(rule, verifiers.LossyTypical) else one_way | True
   np.testing.assert_allclose(stop[compared], np.eye(WIDTH)[ends[compared]], atol=1e-9)
   emitted = following[np.arange(ROWS), ends]
   np.testing.assert_allclose(emitted[compared], np.eye(VOCABULARY)[best[np.arange(ROWS), ends]][compared], atol=1e-9)

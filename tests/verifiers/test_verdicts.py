@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 ROWS, WIDTH, VOCABULARY = 64, 5, 4
 LEAST, MOST = 2.0 ** -24, 1 - 2.0 ** -24
 RULES = [verifiers.Rejection(), verifiers.Block(), verifiers.Recursive(), verifiers.Traversal(), verifiers.KSeq(),
-         verifiers.Typical(), verifiers.Lenient(), verifiers.Cascade()]
+         verifiers.LossyTypical(), verifiers.LossyLenient(), verifiers.LossyCascade()]
 # The mode is a constant, so that branches of the other modes are not compiled.
 jitted = jax.jit(lambda rule, mode, logits, tree, params, uniforms, depth: rule.draw(
     logits, tree, params, jnp.int32(mode), uniforms, depth), static_argnums=(0, 1, 6))
@@ -32,7 +32,7 @@ def draw(rule, logits, given, uniforms, temperature=1.):
 def case(rule, seed, banned=True):
   """Drafts of which half of the rows forbid the first and the last id, both of which were drafted."""
   given = slow.random_drafts(seed, ROWS, WIDTH, VOCABULARY, shape="chain" if rule.chain_only else "tree",
-                             kind="iid" if isinstance(rule, verifiers.Cascade) else "mixture")
+                             kind="iid" if isinstance(rule, verifiers.LossyCascade) else "mixture")
   logits = np.random.default_rng(seed).normal(size=given.p.shape)
   if banned:
     logits[::2, :, [0, VOCABULARY - 1]] = -np.inf
@@ -117,7 +117,7 @@ def test_what_strayed(rule):
   for row in range(ROWS):
     for node in set(verdict.path[row].tolist()):
       below = slow.children(given, row, node)
-      if isinstance(rule, verifiers.Typical):
+      if isinstance(rule, verifiers.LossyTypical):
         end = slow.typical(given, row)[0].argmax()
         above = {end}
         while 0 not in above:
@@ -133,7 +133,7 @@ def variation(rule, given, row, node, child):
   """Of the token behind a node of a chain: its law under the rule, all draws of the child taken together."""
   p, vocabulary = given.p[row, node], VOCABULARY
   law = given.q[row, node] if given.sampled[row, child] else np.eye(vocabulary)[given.tokens[row, child]]
-  if isinstance(rule, verifiers.Cascade):
+  if isinstance(rule, verifiers.LossyCascade):
     trusted, law = p >= .9 * p.max(), slow.allowed(p, law)
     out = np.where(trusted, law, 0) + p * law[~trusted].sum()
   else:
@@ -143,7 +143,7 @@ def variation(rule, given, row, node, child):
   return np.abs(out - p).sum() / 2
 
 
-@pytest.mark.parametrize("rule", [verifiers.Traversal(), verifiers.Typical(), verifiers.Point()], ids=slow.name)
+@pytest.mark.parametrize("rule", [verifiers.Traversal(), verifiers.LossyTypical(), verifiers.Point()], ids=slow.name)
 def test_a_tree_of_one_node_is_the_plain_draw(rule):
   logits = np.random.default_rng(82).normal(size=(ROWS, 1, VOCABULARY))
   one = np.zeros((ROWS, 1))
