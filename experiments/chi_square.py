@@ -21,7 +21,7 @@ from experiments.harness import settings
 import specjax
 
 _SEEDS = flags.DEFINE_integer("seeds", 20000, "Seeds of every verifier.", lower_bound=1000)
-_BATCH = flags.DEFINE_integer("batch_size", 250, "Seeds run together.", lower_bound=1)
+_BATCH = flags.DEFINE_integer("batch_size", 32, "Seeds run together.", lower_bound=1)
 _PROMPT = flags.DEFINE_string("prompt", "The capital of", "Text before the counted tokens, given as it is.")
 _KEEP = flags.DEFINE_integer("keep", 6, "top-k of the counted law: k^3 texts are possible.", lower_bound=2)
 _NOISE = flags.DEFINE_float("noise", 1.7, "Factor of the temperature on the draft side.", lower_bound=1e-3)

@@ -1,4 +1,4 @@
-"""What runs, against the laws that `exactness` judges: fast draws over all their uniforms, races, two steps in a row."""
+"""What runs, against the laws that `exactness` judges: draws over all their uniforms, races, two steps in a row."""
 import collections.abc
 import dataclasses
 import functools

@@ -94,8 +94,8 @@ def prepare(tables: tables_lib.Tables, outcomes: drafts.Outcomes,
   with jax.enable_x64(dtype == np.float64):
     return Case(outcomes=outcomes, target=tables_lib.conditionals(tables.target, setting, dtype=dtype),
                 tree=padded.tree(dtype), p=p.astype(dtype), logits=logits.astype(dtype),
-                params=tables_lib.batched(temperature, len(p), tables.vocabulary), depth=max(tables.depth, tables_lib.LEAST_DEPTH),
-                dtype=dtype)
+                params=tables_lib.batched(temperature, len(p), tables.vocabulary),
+                depth=max(tables.depth, tables_lib.LEAST_DEPTH), dtype=dtype)
 
 
 def judge(verifier, case: Case) -> Result:

@@ -105,8 +105,8 @@ def text_law(verifier, tables: tables_lib.Tables, gamma: int, schedule: Schedule
   """The law of the text over `steps` steps that each draft a chain of `gamma` tokens.
 
   A verifier that draws with the purposes STOP and RESIDUAL gets tokens drawn from q, and its `law` is used. One that
-  draws the TOKEN at a position gets the argmax of q as points, and its `draw` decides, from a uniform a node that lies in
-  the middle of what the world knows of it.
+  draws the TOKEN at a position gets the argmax of q as points, and its `draw` decides: from a uniform a node, in the
+  middle of those that draw the token that the world chose there.
 
   Args:
     verifier: see `verifiers.base.Verifier`. tables: of depth `steps * (gamma + 1) - 1` at least.

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.harness import exactness
+from experiments.harness import exactness_draws
 from experiments.report import exactness as page
 from specjax import verifiers
 from specjax.theory import drafts
@@ -28,7 +29,8 @@ def test_the_matrix_holds_everything_that_goes_together():
   cells = exactness.cells()
   assert len(cells) >= 150 and len(set(cells)) == len(cells)
   seen = lambda field: {getattr(cell, field) for cell in cells}
-  assert seen("verifier") == set(verifiers.BY_NAME) and seen("tree") == set(exactness.TREES)
+  assert seen("verifier") == set(exactness_draws.rules()) > set(verifiers.BY_NAME)
+  assert seen("tree") == set(exactness.TREES)
   assert seen("processors") == set(exactness.PROCESSORS) and seen("draft") == set(exactness.DRAFTS)
   assert set(drafts.NAMES) <= seen("draft")
   lossless = {name for name, rule in verifiers.BY_NAME.items() if rule.lossless}
@@ -55,7 +57,11 @@ def test_lossless_cells_keep_the_law_and_lossy_ones_say_how_far_they_stray(lines
   best = [line["best_possible"] for line in lines]
   # Three of three tokens without replacement: one of them is the target's for certain.
   assert best[2] == pytest.approx(1) == pytest.approx(lines[2]["expected_accepted"])
-  assert lines[4]["expected_accepted"] < best[4] and best[0] is None
+  assert lines[4]["expected_accepted"] < best[4] and best[1] is None
+  # Points among siblings: p of the set, under any processors. A chain of two: more than rejection, whose best is block.
+  assert best[5] == pytest.approx(lines[5]["expected_accepted"]) and lines[0]["expected_accepted"] < best[0] - 1e-3
+  block = exactness.judge(exactness.Cell("iid", "block", "chain of 2", "none"))
+  assert block["expected_accepted"] == pytest.approx(block["best_possible"])
 
 
 def test_a_wrong_verifier_is_reported(monkeypatch):
@@ -80,6 +86,10 @@ def test_everything_that_must_not_be_is_a_failure():
   for wrong in ([fine | {"max_error": 2e-6}], [fine | {"max_error_x64": 2e-12}], [fine | {"max_error": np.nan}]):
     assert len(exactness.failures(wrong, [draw], [steps], [caught], block)) == 1
   assert len(exactness.failures([fine], [draw | {"max_error": 1e-5}], [steps], [caught], block)) == 1
+  assert len(exactness.failures([fine], [draw | {"standard_errors": 6}], [steps], [caught], block)) == 1
+  assert exactness.failures([fine], [draw | {"max_error": 1e-3, "standard_errors": 3}], [steps], [caught], block) == []
+  more = fine | {"expected_accepted": 0.8, "best_possible": 0.7}
+  assert len(exactness.failures([more], [draw], [steps], [caught], block)) == 1
   assert len(exactness.failures([fine], [draw], [steps | {"max_error": 1e-9}], [caught], block)) == 1
   assert len(exactness.failures([fine], [draw], [steps], [caught | {"max_error": 1e-4}], block)) == 1
   assert len(exactness.failures([fine], [draw], [steps], [caught | {"right_twin": 1e-3}], block)) == 1
@@ -101,11 +111,22 @@ def test_groups_and_page(lines, tmp_path):
   assert [group["cells"] for group in groups] == [1] * len(FEW)
   assert "LOSSY" in exactness.line_of(groups[6]) and "LOSSY" not in exactness.line_of(groups[0])
   result = {"cells": lines, "negatives": [{"name": "<b>wrong</b>", "max_error": 0.1, "right_twin": 1e-9}],
-            "draws": [{"verifier": "block", "tree": "chain of 3", "max_error": 1e-8}],
+            "draws": [{"verifier": "block", "tree": "chain of 3", "max_error": 1e-8},
+                      {"verifier": "coupled", "tree": "counted", "max_error": 1e-3, "standard_errors": 1.5}],
             "two_steps": [{"verifier": "block", "max_error": 1e-16}], "failures": ["something is <off>"],
             "seconds": 1.0}
   page.write(tmp_path / "exactness.html", json.loads(json.dumps(result)), groups)
   html = (tmp_path / "exactness.html").read_text(encoding="utf-8")
   assert "&lt;b&gt;wrong&lt;/b&gt;" in html and "something is &lt;off&gt;" in html and "<b>wrong" not in html
+  assert "(1.5 standard errors)" in html
   for name in (*{cell.verifier for cell in FEW}, *{cell.draft for cell in FEW}):
     assert name in html
+
+
+def test_a_seed_reaches_what_is_drawn():
+  race = lambda seed: list(exactness_draws.races(seed))
+  exact, counted = race(3)
+  assert exact["max_error"] < 1e-12 and 0 < counted["standard_errors"] < exactness.CHANCE
+  assert race(4)[1]["max_error"] != counted["max_error"]
+  seeds = {line["tree"].rpartition(" ")[2] for line in itertools.islice(exactness.other_seeds(3), 4)}
+  assert seeds == {"4"}

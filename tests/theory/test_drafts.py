@@ -52,6 +52,11 @@ def test_independent_and_without_replacement_by_a_slow_walk():
       assert seen.get((a, a_child, b, b_child), 0) == pytest.approx(mass, abs=1e-12)
 
 
+def test_depths():
+  np.testing.assert_array_equal(drafts.depths((0, 0, 1, 2, 1, 0)), [0, 1, 2, 3, 2, 1])
+  np.testing.assert_array_equal(drafts.depths([[0, 0, 1], [0, 0, 0]]), [[0, 1, 2], [0, 1, 1]])
+
+
 def test_greedy_multi_records_the_rest():
   tables = tables_lib.toy("C", 1)
   found = drafts.named("greedy_multi", (0, 0, 0, 0)).outcomes(tables, tables_lib.Setting())

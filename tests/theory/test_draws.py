@@ -14,6 +14,7 @@ from specjax import verifiers
 from specjax.theory import drafts
 from specjax.theory import draws
 from specjax.theory import tables as tables_lib
+from specjax.theory import transport
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 TABLES = tables_lib.random_tables(11, 3, 2, zeros=.15)
@@ -68,6 +69,32 @@ def test_a_skewed_draw_is_seen():
   expected = law * np.array([.25, .75])[:, None]
   np.testing.assert_allclose(draws.draw_law(Simple(1), *given, 1), expected, atol=1e-6)
   np.testing.assert_allclose(draws.draw_law(Simple(2), *given, 1), law / 2, atol=1e-6)
+
+
+def test_a_grid_counts_what_it_holds():
+  # Of the uniforms 0, 1/4, 1/2, 3/4 two lie above 1/4, and u < .5 draws id 1 where id 0 has no weight.
+  zero = jnp.zeros(1, jnp.int32)
+  logits = jnp.asarray(np.log(np.array([[[1e-30, .5, .5]] * 2])), jnp.float32).at[:, :, 0].set(-jnp.inf)
+  given = logits, tree_lib.chain(zero, zero[:, None], zero + 1), tables_lib.batched(PARAMS, 1, 3)
+  made = draws.draw_law(Simple(1), *given, 1, np.arange(4) / 4)
+  np.testing.assert_allclose(made, [[[0, .25, .25], [0, .25, .25]]])
+  alone = logits[:, :1], tree_lib.root_only(zero), tables_lib.batched(sampling.SamplingParams(temperature=1.0), 1, 3)
+  np.testing.assert_allclose(draws.draw_law(verifiers.Point(), *alone, 1, np.arange(4) / 4), [[[0, .5, .5]]])
+
+
+def test_races_are_integrated():
+  p, q = np.array([.2, .5, .3]), np.array([.6, .1, .3])
+  law = draws.race_law(p, q)
+  np.testing.assert_allclose(law.sum(1), q, atol=1e-15)
+  np.testing.assert_allclose(law.sum(0), p, atol=1e-15)
+  np.testing.assert_allclose(np.trace(law), transport.coupled(p, q), atol=1e-15)
+  np.testing.assert_allclose(draws.race_law(p, p), np.diag(p), atol=1e-15)
+  noise = np.random.default_rng(0).exponential(size=(200_000, 3))
+  counts = np.zeros((3, 3))
+  np.add.at(counts, (np.argmin(noise / q, 1), np.argmin(noise / p, 1)), 1 / len(noise))
+  np.testing.assert_allclose(counts, law, atol=5e-3)  # four standard errors
+  banned = draws.race_law(np.array([0, .4, .6]), q)
+  np.testing.assert_allclose(banned.sum(0), [0, .4, .6], atol=1e-15)
 
 
 def test_noise_is_refused():
