@@ -147,7 +147,8 @@ def test_the_whole_vocabulary_may_be_reported():
 @pytest.mark.parametrize("make", [
     lambda: testing.NoisySelf(rule="other"), lambda: testing.NoisySelf(parents=(0, 1)),
     lambda: proposers.NGram(max_ngram=1, min_ngram=2), lambda: verifiers.LossyTypical(epsilon=0),
-    lambda: verifiers.LossyLenient(0), lambda: verifiers.LossyCascade("other"), lambda: verifiers.LossyCascade(alpha=-1)])
+    lambda: verifiers.LossyLenient(0), lambda: verifiers.LossyCascade("other"),
+    lambda: verifiers.LossyCascade(alpha=-1)])
 def test_configurations_that_mean_nothing(make):
   with pytest.raises(ValueError, match="allowed|must|needed|comes before"):
     make()

@@ -27,8 +27,7 @@ def _mirrored(tree):
 
 CHAIN = texts.Way(texts.Drafter(parents=(0, 0, 1)),
                   (rules.Rejection(), rules.Block(), rules.Recursive(), rules.Traversal()),
-                  (rules.LossyTypical(), rules.LossyLenient(0.4), rules.LossyCascade("token", 0.3),
-                   rules.LossyCascade("opt", 4.0), Misled()))
+                  (rules.LossyTypical(), rules.LossyLenient(0.4), rules.LossyCascade("token", 0.3), Misled()))
 COUPLED = texts.Way(texts.Drafter(parents=(0, 0, 1), rule="coupled"), (rules.Coupled(), rules.Point()))
 
 

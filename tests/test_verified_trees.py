@@ -11,8 +11,7 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 SHAPE = (0, 0, 0, 1)
 WAYS = {
     "independent": texts.Way(texts.Drafter(parents=SHAPE, sparse=5),
-                             (rules.Recursive(), rules.Traversal(), rules.KSeq(), rules.Point()),
-                             (rules.LossyTypical(),)),
+                             (rules.Recursive(), rules.Traversal(), rules.KSeq(), rules.Point())),
     "without replacement": texts.Way(texts.Drafter(parents=SHAPE, rule="without_replacement"),
                                      (rules.Recursive(), rules.Traversal(), rules.Coupled())),
     "greedy multi": texts.Way(texts.Drafter(parents=SHAPE, rule="greedy_multi"),

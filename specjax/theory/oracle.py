@@ -18,7 +18,7 @@ from specjax import tree as tree_lib
 from specjax.theory import drafts
 from specjax.theory import tables as tables_lib
 
-_WIDTHS = (4, 8, 16)  # node counts are padded to these, so that few programs compile
+_WIDTHS, _MANY = (4, 8, 16), 65  # node counts are padded to these, so that few programs compile; rows: see `_pad`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,8 +154,9 @@ def _extend(mass, depth, context, target):
 def _pad(outcomes, vocabulary):
   """Outcomes and nodes filled up; the added nodes look like sampled children of the root, and are not valid."""
   rows, width = outcomes.tokens.shape
-  more_rows = tables_lib.few_sizes(rows) - rows
   more_nodes = min((w for w in _WIDTHS if w >= width), default=width) - width
+  # Trees wider than the least have many outcomes under most rules, and get the rows for them under all.
+  more_rows = tables_lib.few_sizes(rows if width <= _WIDTHS[0] else max(rows, _MANY)) - rows
 
   def pad(x, fill):
     x = np.concatenate([x, np.repeat(x[:1], more_rows, axis=0)])

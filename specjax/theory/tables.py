@@ -22,8 +22,8 @@ from specjax import sampling_params
 from specjax import tree as tree_lib
 
 LEAST_DEPTH = 3  # the least depth that a pipeline or a verifier is told, so that few programs compile
-# For programs that run once and little: half the time of a compilation. What decoding runs is judged as it runs there,
-# see `draws`.
+# Compiler options for programs that run once and little: they halve the time of a compilation. `draws` does without, as
+# it judges what runs.
 CHEAP = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 _SLOTS = 16      # the least slots of a text, for the same reason
 TOYS = {

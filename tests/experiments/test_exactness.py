@@ -73,7 +73,8 @@ def test_a_wrong_verifier_is_reported(monkeypatch):
   assert line["max_error"] > 1e-3 and not exactness.fits_bound(line)
   block = {"cells": 1, "at_least": 1, "point_cells": 1, "equal": 1}
   failures = exactness.failures([line], [], [], [], block)
-  assert len(failures) == 1 and failures[0].startswith("block with iid on chain of 2, none: error ")
+  assert len(failures) == 2 and failures[0].startswith("block with iid on chain of 2, none: error ")
+  assert "accepts 1.3" in failures[1] and "more than is possible, 1.29" in failures[1]
 
 
 def test_everything_that_must_not_be_is_a_failure():
