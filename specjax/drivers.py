@@ -160,16 +160,16 @@ def start(target, proposer, prompts, params=None, *, max_new_tokens=128, key=Non
   tokens = np.zeros((rows, slots), np.int32)
   for row, prompt in enumerate(prompts):
     tokens[row, :len(prompt)] = prompt
-  params = _copied((params or sampling.SamplingParams()).batch(rows, target.vocab_size))
-  eos_ids = target.eos_ids if eos_ids is None else eos_ids
+  params = (params or sampling.SamplingParams()).batch(rows, target.vocab_size)
+  eos_ids = _end_ids(target, eos_ids)
   params.check_ends(eos_ids, budget, target.vocab_size)
   if constraint is not None:
     least = np.zeros(rows, np.int32) if params.min_new_tokens is None else np.asarray(params.min_new_tokens)
     constraint.check(target.vocab_size, eos_ids, least, params)
     constraint = _copied(constraint)
-  if logprobs is not None and not 0 <= logprobs <= target.vocab_size:
-    raise ValueError(f"logprobs={logprobs}: it must be between 0 and the vocabulary's size, {target.vocab_size}; leave "
-                     "it out for none")
+  if logprobs is not None and (type(logprobs) is not int or not 0 <= logprobs <= target.vocab_size):
+    raise ValueError(f"logprobs={logprobs!r}: it must be between 0 and the vocabulary's size, {target.vocab_size}, a "
+                     "whole number; leave it out for none")
   widths = len(decode.widths_for(proposer.max_nodes))
   # A capacity of its own for every request would be a shape of its own, and a compilation.
   capacity = bucket(int(limit.max()), target.max_context)
@@ -184,8 +184,9 @@ def start(target, proposer, prompts, params=None, *, max_new_tokens=128, key=Non
   fill = lambda cache, proposer_state, keys: state.replace(cache=cache, proposer=proposer_state, keys=keys)
   fresh = (target, proposer, jax.random.key(0) if key is None else key, params.seed)
   sizes = dict(slots=slots, capacity=capacity)
-  if proposer.max_nodes > 1:  # plain decoding has nothing to judge
-    _check_verifier(target, proposer, verifier, fill(*_fresh.eval_shape(*fresh, **sizes)))
+  _check_verifier(proposer, verifier)
+  if proposer.max_nodes > 1 and keys_lib.STOP in verifier.purposes:  # others look at no q
+    _check_drafts(target, proposer, verifier, fill(*_fresh.eval_shape(*fresh, **sizes)))
   state = fill(*_fresh(*fresh, **sizes))
   for chunk in chunks(int(lengths.max()) - 1):
     state = prefill(target, proposer, state, _causal(chunk))
@@ -205,12 +206,16 @@ def _fresh(target, proposer, key, seeds, *, slots, capacity):
   return target.init_cache(rows, slots), proposer.init(target, rows, capacity), keys_lib.row_keys(key, seeds)
 
 
-def _check_verifier(target, proposer, verifier, state):
+def _check_verifier(proposer, verifier):
+  if verifier.chain_only and proposer.max_nodes > proposer.max_depth + 1:
+    raise ValueError(f"{type(verifier).__name__} verifies chains only, and {type(proposer).__name__} drafts trees "
+                     f"({proposer.max_nodes} nodes in a depth of {proposer.max_depth}); use Point, Recursive or "
+                     "Traversal, or a drafter of chains")
+
+
+def _check_drafts(target, proposer, verifier, state):
   """Refuses drafts that the verifier cannot judge. Of `state` the shapes are looked at only: nothing is compiled."""
   name, drafter = type(verifier).__name__, type(proposer).__name__
-  if verifier.chain_only and proposer.max_nodes > proposer.max_depth + 1:
-    raise ValueError(f"{name} verifies chains only, and {drafter} drafts trees ({proposer.max_nodes} nodes in a depth "
-                     f"of {proposer.max_depth}); use Point, Recursive or Traversal, or a drafter of chains")
   tree, _ = _draft.eval_shape(target, proposer, state)
   if not verifier.needs_q:
     return
@@ -317,6 +322,16 @@ def _fits(proposer, state):
 @functools.lru_cache
 def _causal(size: int):
   return np.tril(np.ones((size, size), bool))
+
+
+def _end_ids(target, eos_ids):
+  if eos_ids is None:
+    return target.eos_ids
+  ids = np.atleast_1d(np.asarray(eos_ids, object)).tolist()
+  wrong = [token for token in ids if not isinstance(token, (int, np.integer)) or not 0 <= token < target.vocab_size]
+  if wrong:
+    raise ValueError(f"eos_ids holds {wrong[0]!r}: it is a list of ids, 0 to {target.vocab_size - 1}, for all rows")
+  return tuple(map(int, ids))
 
 
 def _check(target, prompts, budget):

@@ -65,7 +65,7 @@ class SamplingParams:
     params = SamplingParams(
         temperature=spread("temperature", np.float32, lambda x: x >= 0, "0 (greedy) or more"),
         top_k=spread("top_k", np.int32, lambda x: x >= 0, "0 (keep all) or more"),
-        top_p=spread("top_p", np.float32, lambda x: (x >= _LEAST) & (x <= 1), f"in [{_LEAST:.3g}, 1]"),
+        top_p=spread("top_p", np.float32, lambda x: (x >= _LEAST) & (x <= 1), f"in (0, 1], {_LEAST:.3g} at least"),
         min_p=spread("min_p", np.float32, lambda x: (x >= 0) & (x <= 1), "in [0, 1]"),
         seed=_rows("seed", np.arange(rows) if self.seed is None else self.seed, rows, np.int32, lambda x: x >= 0,
                    "0 or more"),
@@ -119,7 +119,7 @@ class SamplingParams:
       whole = vocabulary is not None and len(ends[row]) >= vocabulary
       all_end = whole if usable is None else usable <= ends[row]
       if least[row] > 0 and all_end:
-        raise ValueError(f"min_new_tokens={least[row]} in row {row}: all that may be drawn are end ids, "
+        raise ValueError(f"min_new_tokens={least[row]} in row {row}: all that may be drawn are end ids "
                          f"{sorted(usable or ends[row])[:8]}, which leaves nothing to draw before the minimum; set "
                          "min_new_tokens=0, or allow an id that does not end the row")
 

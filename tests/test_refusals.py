@@ -73,8 +73,9 @@ def test_kseq_refuses_drafts_without_replacement():
           "replacement; use recursive or traversal", proposer, verifier=verifiers.KSeq())
 
 
-@pytest.mark.parametrize("verifier", [verifiers.Point(), verifiers.Rejection(), verifiers.Recursive(),
-                                      verifiers.KSeq()], ids=lambda v: type(v).__name__)
+# Point and coupled read no q: there the first trace of a step refuses.
+@pytest.mark.parametrize("verifier", [verifiers.Rejection(), verifiers.Recursive(), verifiers.KSeq()],
+                         ids=lambda v: type(v).__name__)
 def test_sampled_drafts_without_their_law(verifier):
   refused("WithoutLaw marks drafts as sampled but gives no q, the law that they were drawn from",
           WithoutLaw(parents=(0, 0, 1)), verifier=verifier)
@@ -152,3 +153,8 @@ def test_the_whole_vocabulary_may_be_reported():
 def test_configurations_that_mean_nothing(make):
   with pytest.raises(ValueError, match="allowed|must|needed|comes before"):
     make()
+
+
+@pytest.mark.parametrize("eos_ids", [[99], [-1], [[1], [2, 3]], [1.5, "x"]])
+def test_end_ids_that_no_token_has(eos_ids):
+  refused("eos_ids holds .*: it is a list of ids, 0 to ", proposers.Plain(), eos_ids=eos_ids)

@@ -108,24 +108,25 @@ def races(seed: int = 1) -> collections.abc.Iterator[dict]:
 def _count_races(rule, tables, q, seed):
   some = 2 ** 14  # at once
   params = tables_lib.batched(tables_lib.Setting().params, some, _VOCABULARY)
-
-  @jax.jit
-  def draw(key, seeds, target, behind, law):
-    positions = jnp.broadcast_to(jnp.arange(1, 3, dtype=jnp.int32), (some, 2))
-    noise = keys.position_noise(keys.row_keys(key, seeds), positions, _VOCABULARY)
-    drafted = coupled.race(law, noise[:, 0])
-    logits = jnp.stack([jnp.broadcast_to(target, (some, _VOCABULARY)), behind[drafted]], 1)
-    ones = jnp.ones(some, jnp.int32)
-    verdict = rule.draw(logits, tree_lib.chain(0 * ones, drafted[:, None], ones), params,
-                        jnp.int32(sampling.TEMPERATURE), keys.Uniforms(noise=noise), 1)
-    return (drafted * 2 + verdict.accepted) * _VOCABULARY + verdict.token
-
   as_f32 = lambda x: jnp.asarray(x, jnp.float32)
-  given = as_f32(tables.target[0][0]), as_f32(tables.target[1]), as_f32(q)
-  drawn = [np.asarray(draw(jax.random.key(seed), np.arange(first, first + some, dtype=np.int32), *given))
+  given = params, as_f32(tables.target[0][0]), as_f32(tables.target[1]), as_f32(q)
+  drawn = [np.asarray(_race(rule, jax.random.key(seed), np.arange(first, first + some, dtype=np.int32), *given))
            for first in range(0, _RACES, some)]
   shape = (_VOCABULARY, 2, _VOCABULARY)
   return np.bincount(np.concatenate(drawn), minlength=int(np.prod(shape))).reshape(shape)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _race(rule, key, seeds, params, target, behind, law):
+  some = seeds.shape[0]
+  positions = jnp.broadcast_to(jnp.arange(1, 3, dtype=jnp.int32), (some, 2))
+  noise = keys.position_noise(keys.row_keys(key, seeds), positions, _VOCABULARY)
+  drafted = coupled.race(law, noise[:, 0])
+  logits = jnp.stack([jnp.broadcast_to(target, (some, _VOCABULARY)), behind[drafted]], 1)
+  ones = jnp.ones(some, jnp.int32)
+  verdict = rule.draw(logits, tree_lib.chain(0 * ones, drafted[:, None], ones), params,
+                      jnp.int32(sampling.TEMPERATURE), keys.Uniforms(noise=noise), 1)
+  return (drafted * 2 + verdict.accepted) * _VOCABULARY + verdict.token
 
 
 def two_steps(seed: int = 1) -> collections.abc.Iterator[dict]:

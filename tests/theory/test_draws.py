@@ -37,8 +37,7 @@ def claimed(verifier, logits, tree, params):
 
 
 @pytest.mark.parametrize("verifier, name, parents", [
-    ("Block", "iid", (0, 0, 1)), ("Recursive", "without_replacement", (0, 0, 0)),
-    ("Point", "repeated", (0, 0, 0, 1, 1)),
+    ("Recursive", "without_replacement", (0, 0, 0)), ("Point", "repeated", (0, 0, 0, 1, 1)),
 ])
 def test_draw_has_its_law(verifier, name, parents):
   rule, given = getattr(verifiers, verifier)(), drafted(name, parents)
