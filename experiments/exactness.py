@@ -2,7 +2,7 @@
 
   python -m experiments.exactness --outdir=runs/exactness
 
-Every draft rule x verifier x tree that go together, over context-dependent random tables: main draft rules under eleven
+Draft rules x verifiers x trees that go together, over context-dependent random tables: the main rules under eleven
 processor settings, three of them under three extreme ones too, the others under three settings. The draws that run,
 integrated over their uniforms; two steps under the real keys; and known-wrong rules, which must be caught.
 Prints a line a cell group and writes exactness.json and exactness.html. Exit code 1 if anything is not as it must be.

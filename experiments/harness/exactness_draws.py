@@ -19,7 +19,7 @@ from specjax.theory import worlds
 from specjax.verifiers import coupled
 
 _ROWS = 8  # outcomes of a draft that are drawn from
-_RACES = 2 ** 20
+RACES = 2 ** 20  # draws that are counted
 _CHAIN, _TREE, _VOCABULARY = (0, 0, 1, 2), (0, 0, 1, 1, 0, 4), 3
 
 # name -> parameters of the rows, a value each; the first takes the sampler's way without filters, the second that with.
@@ -98,11 +98,11 @@ def races(seed: int = 1) -> collections.abc.Iterator[dict]:
   yield {"verifier": "coupled", "tree": "chain of 1, exponentials integrated exactly",
          "max_error": float(np.abs(first - draws.race_law(p, q)).max())}
   counts = _count_races(rule, tables, q, seed)
-  spread = np.sqrt(_RACES * claimed * (1 - claimed))
-  off = np.where(spread > 0, np.abs(counts - _RACES * claimed) / np.where(spread > 0, spread, 1),
+  spread = np.sqrt(RACES * claimed * (1 - claimed))
+  off = np.where(spread > 0, np.abs(counts - RACES * claimed) / np.where(spread > 0, spread, 1),
                  np.where(counts > 0, np.inf, 0))
-  yield {"verifier": "coupled", "tree": f"chain of 1, {_RACES} draws counted under one key",
-         "max_error": float(np.abs(counts / _RACES - claimed).max()), "standard_errors": float(off.max())}
+  yield {"verifier": "coupled", "tree": f"chain of 1, {RACES} draws counted under one key",
+         "max_error": float(np.abs(counts / RACES - claimed).max()), "standard_errors": float(off.max())}
 
 
 def _count_races(rule, tables, q, seed):
@@ -111,7 +111,7 @@ def _count_races(rule, tables, q, seed):
   as_f32 = lambda x: jnp.asarray(x, jnp.float32)
   given = params, as_f32(tables.target[0][0]), as_f32(tables.target[1]), as_f32(q)
   drawn = [np.asarray(_race(rule, jax.random.key(seed), np.arange(first, first + some, dtype=np.int32), *given))
-           for first in range(0, _RACES, some)]
+           for first in range(0, RACES, some)]
   shape = (_VOCABULARY, 2, _VOCABULARY)
   return np.bincount(np.concatenate(drawn), minlength=int(np.prod(shape))).reshape(shape)
 
