@@ -1,5 +1,6 @@
 """What all tests share: their order, a drafter with many faces, and a switch that halves the time of a compilation."""
 import contextlib
+import pathlib
 
 from flax import struct
 import jax
@@ -13,6 +14,19 @@ from specjax import tree as tree_lib
 def pytest_collection_modifyitems(items):
   """A jaxlib that multiplies wrongly makes every other failure meaningless, so its guard runs first."""
   items.sort(key=lambda item: "test_a_jax_guard" not in item.nodeid)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_programs_at_a_time():
+  """Forgets the compiled programs of past modules when there are many.
+
+  Each of them maps memory, and a process may hold 65530 mappings on a common Linux; beyond them XLA crashes while it
+  compiles.
+  """
+  yield
+  maps = pathlib.Path("/proc/self/maps")
+  if maps.exists() and maps.read_bytes().count(b"\n") > 20000:
+    jax.clear_caches()
 
 
 @struct.dataclass

@@ -37,7 +37,7 @@ def test_what_is_exact_passes_and_what_is_not_is_noticed(counted, monkeypatch):
   _, shape, rule = seeds.CASES["traversal"]
   monkeypatch.setitem(seeds.CASES, "traversal", (verifiers.LossyTypical(), shape, rule))
   bad = counted.run("traversal", 2000, 500)
-  assert bad["p_value"] < 1e-6 and bad["p_value_against_plain"] < 1e-6
+  assert bad["p_value"] < 1e-6 and bad["p_value_against_plain"] < 1e-2
 
 
 def test_an_impossible_text_is_no_fit():
