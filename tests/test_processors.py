@@ -243,7 +243,7 @@ def test_extreme_values_in_one_batch():
   logits[:, :, 2] = -np.inf
   logits[:, 1] *= 1e30
   params = SamplingParams(temperature=[0.0, 1e-6, 2.0, 1.0], top_k=[0, 10**6, 3, 0], top_p=[1e-9, 1.0, 0.9, 0.5],
-                          min_p=[0, 1.0, 0.0, 0.1], repetition_penalty=[1e-38, 1e38, 1e-30, 5.0],
+                          min_p=[0, 1.0, 0.0, 0.1], repetition_penalty=[2e-38, 1e38, 1e-30, 5.0],
                           presence_penalty=[2, -2, 0, 2], frequency_penalty=[-2, 2, 2, -2],
                           logit_bias=[{0: 3e38, 12: 3e38, 1: -3e38}, {3: -np.inf}, dict.fromkeys(range(VOCAB), -3e38),
                                       dict.fromkeys(range(VOCAB), 3e38)]).batch(4, VOCAB)

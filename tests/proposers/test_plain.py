@@ -11,7 +11,8 @@ from specjax import stopping
 def test_plain_proposes_the_pending_token_and_nothing_else():
   plain = proposers.Plain()
   context = proposers.Context(tokens=jnp.asarray([[4, 5, 9, 9], [6, 9, 9, 9]], jnp.int32),
-                              length=jnp.asarray([2, 1], jnp.int32), active=jnp.asarray([True, False]),
+                              length=jnp.asarray([2, 1], jnp.int32), start=jnp.asarray([1, 1], jnp.int32),
+                              active=jnp.asarray([True, False]),
                               budget=jnp.asarray([5, 0], jnp.int32), params=sampling.SamplingParams().batch(2),
                               rules=stopping.stop_rules(2))
   tree, state = plain.propose(None, None, plain.init(None, 2, 4), context, None)
