@@ -30,9 +30,12 @@ _REAL = 8  # seeds of every case that also run on the model itself
 
 
 def main():
+  settings.uses_only(settings.TARGET, settings.TEMPERATURE, settings.MAX_NEW_TOKENS)
+  temperature = settings.TEMPERATURE.value
+  if not temperature > 0:
+    raise ValueError(f"--temperature={temperature}: a greedy text is one text; give a temperature above 0 to count")
   target, tokenizer = specjax.load(settings.TARGET.value)
   prompt = tokenizer.encode(_PROMPT.value, add_special_tokens=True)
-  temperature = settings.TEMPERATURE.value or 1.0
   counted = seeds.Counted(target, prompt, temperature=temperature, top_k=_KEEP.value, noise=_NOISE.value)
   results = []
   with tqdm(total=len(seeds.CASES) * _SEEDS.value, unit=" seeds", leave=False) as bar:
@@ -57,4 +60,5 @@ def main():
 
 
 if __name__ == "__main__":
+  flags.FLAGS.set_default("temperature", 1.0)
   cli.run(main)

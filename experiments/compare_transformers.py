@@ -25,6 +25,7 @@ _PROMPTS = pathlib.Path(__file__).parent / "workloads" / "prototype_prompts.json
 
 def main():
   names = _ARMS.value or [*peers.TRANSFORMERS_ARMS, *peers.SPECJAX_ARMS]
+  settings.uses_only(settings.TARGET, settings.MAX_NEW_TOKENS)
   new = settings.MAX_NEW_TOKENS.value
   arms = peers.transformers_arms(specjax.checkpoints.resolve(settings.TARGET.value), new, names)
   target, tokenizer = specjax.load(settings.TARGET.value)

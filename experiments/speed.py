@@ -32,6 +32,7 @@ _PROMPTS = pathlib.Path(__file__).parent / "workloads" / "prototype_prompts.json
 
 
 def main():
+  settings.uses_only(settings.TARGET)
   run_folder.check_outdir(_OUTDIR.value or ".")
   speed.check_prototype(_PROTOTYPE.value)
   if _PROTOTYPE.value and _ONLY.value:

@@ -42,6 +42,19 @@ def sampling_params(seeds=None) -> specjax.SamplingParams:
   return params
 
 
+def uses_only(*used) -> None:
+  """Refuses flags of this module that an experiment makes no use of, but for those `used`: none is ignored in silence.
+
+  Raises:
+    ValueError: names the flag and those that are used.
+  """
+  names = [flag.name for flag in used]
+  for flag in flags.FLAGS.flags_by_module_dict()[__name__]:
+    if flag.name not in names and not flag.using_default_value:
+      raise ValueError(f"--{flag.name}={flag.value}: this experiment makes no use of it; of the flags of a request it "
+                       f"takes {', '.join(f'--{name}' for name in names)}")
+
+
 def _ids(flag):
   if flag.value is None:
     return None

@@ -1,9 +1,12 @@
 """The count over seeds: its table answers as the model does, it accepts what is exact and notices what is not."""
+from absl import flags
+from absl.testing import flagsaver
 import numpy as np
 import pytest
 
 from experiments.harness import context_table
 from experiments.harness import seeds
+from experiments.harness import settings
 from specjax import drivers
 from specjax import proposers
 from specjax import sampling
@@ -64,3 +67,14 @@ def test_failures_name_what_is_wrong():
     assert len(seeds.failures([case | wrong], same, 8)) == 1
   for wrong in ({"equal": {"ngram": 3}}, {"accepted": {"noisy self": 0}}, {"differences": [{"gap": 0.1}]}):
     assert len(seeds.failures([case], same | wrong, 8)) == 1
+
+
+def test_flags_that_nothing_reads_are_refused():
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS.mark_as_parsed()
+  settings.uses_only(settings.TARGET)
+  with flagsaver.flagsaver(top_k=5):
+    flags.FLAGS["top_k"].using_default_value = False
+    with pytest.raises(ValueError, match="--top_k=5: this experiment makes no use of it.*takes --target, --temperature"):
+      settings.uses_only(settings.TARGET, settings.TEMPERATURE)
+    settings.uses_only(settings.TARGET, settings.TOP_K)
