@@ -231,7 +231,8 @@ def ended(tmp_path_factory, folder):
   """By (kind, name), how a program ended: one process runs all cases of this file. Also what stood on the disk."""
   def tiny(program, args, name):
     outdir = [f"--outdir={folder}/out/{name}", f"--workload={folder}/two.jsonl", "--nocosts"]
-    given = [f"--target={programs.TINY}", "--max_new_tokens=16", *(outdir if program == "benchmark" else [])]
+    budget = [] if program == "speed" else ["--max_new_tokens=16"]
+    given = [f"--target={programs.TINY}", *budget, *(outdir if program == "benchmark" else [])]
     return program, given + [arg.replace("{dir}", str(folder)) for arg in args], ""
 
   cases = {("bad", name): tiny("benchmark", args, name) for name, (args, _) in BAD.items()}
