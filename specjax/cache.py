@@ -25,6 +25,32 @@ class InFlight:
     values = lambda x: jnp.take_along_axis(x, path[:, None, :, None], axis=2)
     return InFlight(keys=tuple(map(keys, self.keys)), values=tuple(map(values, self.values)))
 
+  def put(self, block: "InFlight", place: jax.Array) -> "InFlight":
+    """With the nodes of `block` at `place` i32 and behind it: how a drafter of several passes collects its nodes."""
+    write = lambda axis: lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), place, axis)
+    return InFlight(keys=tuple(map(write(3), self.keys, block.keys)),
+                    values=tuple(map(write(2), self.values, block.values)))
+
+
+@struct.dataclass
+class Resume:
+  """A forward pass whose lower layers have been run already, by a drafter that shares them with the target."""
+  hidden: jax.Array    # f[B, T, E]; the residual stream that enters the first layer that is left
+  in_flight: InFlight  # of the layers below it
+
+  def narrow(self, width: int) -> "Resume":
+    """Of the first `width` nodes."""
+    return Resume(hidden=self.hidden[:, :width], in_flight=InFlight(
+        keys=tuple(x[..., :width] for x in self.in_flight.keys),
+        values=tuple(x[..., :width, :] for x in self.in_flight.values)))
+
+  def widen(self, width: int) -> "Resume":
+    """Padded to `width` nodes, with zeros."""
+    more = (0, width - self.hidden.shape[1])
+    pad = lambda axis: lambda x: jnp.pad(x, [more if i == axis else (0, 0) for i in range(x.ndim)])
+    return Resume(hidden=pad(1)(self.hidden), in_flight=InFlight(
+        keys=tuple(map(pad(3), self.in_flight.keys)), values=tuple(map(pad(2), self.in_flight.values))))
+
 
 @struct.dataclass
 class KVCache:
@@ -55,6 +81,15 @@ class KVCache:
     return KVCache(keys=tuple(write(old, new, 3) for old, new in zip(self.keys, block.keys, strict=True)),
                    values=tuple(write(old, new, 2) for old, new in zip(self.values, block.values, strict=True)),
                    length=self.length + count)
+
+  def empty_block(self, nodes: int) -> InFlight:
+    """Room for `nodes` nodes that are in flight; which of them are seen is up to the mask."""
+    return InFlight(keys=tuple(jnp.zeros((*x.shape[:3], nodes), x.dtype) for x in self.keys),
+                    values=tuple(jnp.zeros((*x.shape[:2], nodes, x.shape[3]), x.dtype) for x in self.values))
+
+  def of_layers(self, layers: tuple[int, ...]) -> "KVCache":
+    """The same committed tokens, of some layers."""
+    return self.replace(keys=tuple(self.keys[i] for i in layers), values=tuple(self.values[i] for i in layers))
 
   def grow(self, slots: int) -> "KVCache":
     """The same content in `slots` >= S slots."""

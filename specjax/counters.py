@@ -22,6 +22,7 @@ class Counters:
   accepted_per_position: jax.Array  # i32[B, D]; those of them that emitted the draft
   steps_per_width: jax.Array       # i32[B, W]; steps verified at each width
   strayed: jax.Array               # f32[B]; sum over steps of a lossy verifier's bound, see `ratios`
+  steps_beyond_draft_context: jax.Array  # i32[B]; steps in which the text was too long for the drafter
 
 
 def zero_counters(rows: int, depth: int, widths: int) -> Counters:
@@ -30,11 +31,12 @@ def zero_counters(rows: int, depth: int, widths: int) -> Counters:
   return Counters(steps=zeros(), output_tokens=zeros(), drafted_tokens=zeros(), accepted_tokens=zeros(),
                   drafted_per_position=zeros(depth), trials_per_position=zeros(depth),
                   accepted_per_position=zeros(depth), steps_per_width=zeros(widths),
-                  strayed=jnp.zeros((rows,), jnp.float32))
+                  strayed=jnp.zeros((rows,), jnp.float32), steps_beyond_draft_context=zeros())
 
 
 def count_step(counters: Counters, *, active: jax.Array, drafted: jax.Array, reach: jax.Array, accepted: jax.Array,
-               emitted: jax.Array, strayed: jax.Array, width_index: jax.Array) -> Counters:
+               emitted: jax.Array, strayed: jax.Array, width_index: jax.Array,
+               beyond: jax.Array | bool = False) -> Counters:
   """Adds one step.
 
   Args:
@@ -44,6 +46,7 @@ def count_step(counters: Counters, *, active: jax.Array, drafted: jax.Array, rea
     accepted: i32[B], drafted tokens on the accepted path. emitted: i32[B], tokens that are let out after the cut.
     strayed: f32[B], of the verdict.
     width_index: i32, which width the step was verified at.
+    beyond: bool[B], rows whose text is too long for the drafter.
   """
   accepted = jnp.minimum(accepted, emitted)
   position = jnp.arange(counters.drafted_per_position.shape[1])[None]
@@ -58,7 +61,8 @@ def count_step(counters: Counters, *, active: jax.Array, drafted: jax.Array, rea
       trials_per_position=add(counters.trials_per_position, position < jnp.minimum(reach, emitted)[:, None]),
       accepted_per_position=add(counters.accepted_per_position, position < accepted[:, None]),
       steps_per_width=add(counters.steps_per_width, width == width_index),
-      strayed=counters.strayed + jnp.where(active, strayed, 0))
+      strayed=counters.strayed + jnp.where(active, strayed, 0),
+      steps_beyond_draft_context=add(counters.steps_beyond_draft_context, beyond))
 
 
 def ratios(totals: dict) -> dict:

@@ -68,6 +68,7 @@ class Outcome:
   drafted: jax.Array             # i32[B]; drafted nodes that were verified
   width_index: jax.Array         # i32; which of the widths was used
   logprobs: logprobs_lib.Logprobs | None  # of the token behind each of the path's nodes, if asked for
+  node_ids: jax.Array | None     # i32[B, W, K]; see `proposers.Committed`
 
 
 def widths_for(max_nodes: int) -> tuple[int, ...]:
@@ -105,11 +106,12 @@ def verify(target, proposer, verifier, state: DecodeState, tree: tree_lib.TokenT
     size = jnp.where(worth, size, 1)
   tree = tree.replace(size=size)
   mode = state.params.mode()
-  branches = [functools.partial(verify_at, target, verifier, proposer.max_depth, width) for width in widths]
+  branches = [functools.partial(verify_at, target, verifier, proposer.max_depth, width, proposer.node_ids)
+              for width in widths]
   index = jnp.sum(jnp.max(size) > jnp.array(widths[:-1], jnp.int32)).astype(jnp.int32)
-  verdict, tokens, hidden, in_flight, reach, logprobs = jax.lax.switch(index, branches, state, tree, mode)
+  verdict, tokens, hidden, in_flight, reach, logprobs, node_ids = jax.lax.switch(index, branches, state, tree, mode)
   return Outcome(verdict=verdict, tokens=tokens, hidden=hidden, in_flight=in_flight, reach=reach, drafted=size - 1,
-                 width_index=index, logprobs=logprobs)
+                 width_index=index, logprobs=logprobs, node_ids=node_ids)
 
 
 def step(target, proposer, verifier, state: DecodeState) -> DecodeState:
@@ -135,11 +137,14 @@ def commit(target, proposer, state: DecodeState, outcome: Outcome) -> DecodeStat
     cache = state.cache.commit(outcome.in_flight, count)
     committed = proposers.Committed(tokens=outcome.tokens, following=emitted,
                                     positions=state.length[:, None] - 1 + place, hidden=outcome.hidden, count=count,
-                                    path=outcome.verdict.path)
+                                    path=outcome.verdict.path, drafted=outcome.drafted, node_ids=outcome.node_ids)
     slots = state.tokens.shape[1]
     slot = jnp.where(place < count[:, None], state.length[:, None] + place, slots)
     row = jnp.arange(count.shape[0])[:, None]
     write = lambda old, new: old.at[row, slot].set(new, mode="drop")
+    beyond = jnp.zeros_like(active)
+    if proposer.draft_context is not None:
+      beyond = state.length >= proposer.draft_context
     constraint_state = state.constraint_state
     if state.constraint is not None:
       constraint_state = constraints.advance_by(state.constraint, constraint_state, emitted, count)
@@ -154,7 +159,7 @@ def commit(target, proposer, state: DecodeState, outcome: Outcome) -> DecodeStat
         proposer=proposer.observe(target, state.proposer, committed),
         counters=counters_lib.count_step(state.counters, active=active, drafted=outcome.drafted, reach=outcome.reach,
                                          accepted=accepted, emitted=count, strayed=outcome.verdict.strayed,
-                                         width_index=outcome.width_index))
+                                         width_index=outcome.width_index, beyond=beyond))
 
 
 def prefill_chunk(target, proposer, state: DecodeState, mask: jax.Array) -> DecodeState:
@@ -182,15 +187,18 @@ def prefill_chunk(target, proposer, state: DecodeState, mask: jax.Array) -> Deco
                          proposer=proposer.observe(target, state.proposer, committed))
 
 
-def verify_at(target, verifier, depth: int, width: int, state: DecodeState, tree: tree_lib.TokenTree, mode):
-  """What `verify` does in one width: verdict, path tokens, hidden, in-flight block, reach and logprobs, as in
-  `Outcome`."""
+def verify_at(target, verifier, depth: int, width: int, node_ids: int, state: DecodeState, tree: tree_lib.TokenTree,
+              mode):
+  """What `verify` does in one width: verdict, path tokens, hidden, in-flight block, reach, logprobs and node ids, as
+  in `Outcome`."""
+  widest = widths_for(tree.width)[-1]
   tree = tree.narrow(width) if width <= tree.width else tree.widen(width)
   mask = tree_lib.ancestors(tree.parents, depth)
   node_depth = tree_lib.depths(mask)
   root = state.length - 1
   positions = root[:, None] + node_depth
-  out = target.forward(tree.tokens, positions, mask, state.cache)
+  shared = {} if tree.resume is None else {"resume": tree.resume}
+  out = target.forward(tree.tokens, positions, mask, state.cache, **shared)
   logits = target.logits(out.hidden)
   adjusted = processors.adjust(logits, state.params, _prefixes(state, tree, mask))
   draws = keys_lib.uniforms(verifier.purposes, state.keys, root, positions + 1, target.vocab_size,
@@ -204,7 +212,11 @@ def verify_at(target, verifier, depth: int, width: int, state: DecodeState, tree
     on_path = lambda x: jnp.take_along_axis(x, verdict.path[:, :, None], axis=1)
     logprobs = logprobs_lib.of_tokens(on_path(logits), on_path(adjusted), state.params, mode, _emitted(tokens, verdict),
                                       state.logprobs.top_ids.shape[-1])
-  return verdict, tokens, hidden, out.in_flight.take(verdict.path), reach, logprobs
+  top = None
+  if node_ids:
+    top = sampling.argmax(adjusted)[..., None] if node_ids == 1 else jax.lax.top_k(adjusted, node_ids)[1]
+    top = jnp.pad(top, ((0, 0), (0, widest - width), (0, 0)), constant_values=-1)
+  return verdict, tokens, hidden, out.in_flight.take(verdict.path), reach, logprobs, top
 
 
 def _prefixes(state, tree, mask):

@@ -69,10 +69,10 @@ def position_noise(keys: jax.Array, positions: jax.Array, vocabulary: int) -> ja
   return jnp.swapaxes(noise, 0, 1)
 
 
-def step_uniform(keys: jax.Array, root: jax.Array, purpose: int) -> jax.Array:
-  """One uniform in (0, 1) of one step, keyed by (root, purpose, 0): f32[B] from key[B] and the root's position
-  i32[B]."""
-  return jax.vmap(lambda key, place: _uniform(step_key(key, place, purpose, 0)))(keys, root)
+def step_uniform(keys: jax.Array, root: jax.Array, purpose: int, index: jax.Array | int = 0) -> jax.Array:
+  """One uniform in (0, 1) of one step, keyed by (root, purpose, index): f32[B] from key[B], the root's position
+  i32[B] and a scalar `index`, which node or inner round of the step it is for."""
+  return jax.vmap(lambda key, place: _uniform(step_key(key, place, purpose, index)))(keys, root)
 
 
 def step_noise(keys: jax.Array, root: jax.Array, index: jax.Array, vocabulary: int) -> jax.Array:

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import cache as cache_lib
 from specjax import draft_laws
 
 
@@ -31,6 +32,7 @@ class TokenTree:
   size: jax.Array     # i32[B]; nodes 0 .. size-1 are valid; 1 means nothing drafted
   sampled: jax.Array | None = None          # bool[B, T]; which nodes were drawn from q
   q: draft_laws.DraftLaw | None = None      # at node i the law of i's sampled children
+  resume: cache_lib.Resume | None = None    # lower layers of the nodes, by a drafter that shares them with the target
   replacement: bool = struct.field(pytree_node=False, default=True)
 
   @property
@@ -51,14 +53,16 @@ class TokenTree:
     """The first `width` nodes; the caller knows that no valid node is lost."""
     return self.replace(tokens=self.tokens[:, :width], parents=self.parents[:, :width],
                         sampled=None if self.sampled is None else self.sampled[:, :width],
-                        q=None if self.q is None else self.q.narrow(width))
+                        q=None if self.q is None else self.q.narrow(width),
+                        resume=None if self.resume is None else self.resume.narrow(width))
 
   def widen(self, width: int) -> "TokenTree":
     """Padded to `width` nodes; the added ones are not valid."""
     extra = ((0, 0), (0, width - self.width))
     return self.replace(tokens=jnp.pad(self.tokens, extra), parents=jnp.pad(self.parents, extra),
                         sampled=None if self.sampled is None else jnp.pad(self.sampled, extra),
-                        q=None if self.q is None else self.q.widen(width))
+                        q=None if self.q is None else self.q.widen(width),
+                        resume=None if self.resume is None else self.resume.widen(width))
 
 
 def root_only(pending: jax.Array) -> TokenTree:

@@ -1,6 +1,6 @@
 """What the step asks of a target: a pytree with pure methods. Parameters are leaves, configuration is static.
 
-Letters: B batch rows, T nodes, S slots, V vocabulary, E model width, F feature width.
+Letters: B batch rows, T nodes, F nodes of earlier passes, S slots, V vocabulary, E model width.
 """
 from typing import Protocol
 
@@ -15,6 +15,7 @@ class ForwardOutput:
   """What one forward pass over T nodes returns."""
   hidden: jax.Array               # f[B, T, E]; after the final norm, what `logits` takes
   in_flight: cache_lib.InFlight   # keys and values of the nodes
+  features: tuple[jax.Array, ...] = ()  # f[B, T, E] each; the residual stream entering the layers asked for
 
 
 class Target(Protocol):
@@ -35,14 +36,19 @@ class Target(Protocol):
   def init_cache(self, batch: int, slots: int) -> cache_lib.KVCache:
     """An empty cache."""
 
-  def forward(self, tokens: jax.Array, positions: jax.Array, mask: jax.Array,
-              cache: cache_lib.KVCache) -> ForwardOutput:
+  def forward(self, tokens: jax.Array, positions: jax.Array, mask: jax.Array, cache: cache_lib.KVCache, *,
+              before: cache_lib.InFlight | None = None, resume: cache_lib.Resume | None = None,
+              features: tuple[int, ...] = ()) -> ForwardOutput:
     """Runs T nodes that see the committed cache and, among themselves, what the mask allows.
 
     Args:
       tokens: i32[B, T]. positions: i32[B, T], of each node in its text.
-      mask: bool[B, T, T], ancestor-or-self.
+      mask: bool[B, T, T], ancestor-or-self; with `before` bool[B, T, F + T], its F nodes first.
       cache: read only; row b has `cache.length[b]` committed tokens.
+      before: F nodes of earlier passes that are in flight as well.
+      resume: what a drafter has computed of these T nodes: the pass starts above its layers. The in-flight block that
+        is returned holds them too.
+      features: layers whose input is returned; the number of layers stands for the output of the last one.
     """
 
   def logits(self, hidden: jax.Array) -> jax.Array:

@@ -5,6 +5,7 @@ Inside, activations are columns f[E, B * T], one a token: see `layers`.
 Letters: B batch rows, T nodes, S slots, V vocabulary, E model width, L layers, H query heads, K key/value heads,
 G = H / K, C head width, M feed-forward width.
 """
+import dataclasses
 import functools
 
 import chex
@@ -41,22 +42,40 @@ class Decoder:
     c = self.config
     return cache_lib.empty_cache(batch, c.layers, c.kv_heads, slots, c.head_width, self.weights.embedding.dtype)
 
-  def forward(self, tokens, positions, mask, cache) -> base.ForwardOutput:
+  def keep(self, layers: tuple[int, ...]) -> "Decoder":
+    """The same decoder with some of its layers only: weights are shared, in order of `layers`."""
+    wrong = [i for i in layers if not 0 <= i < self.config.layers]
+    if wrong or not layers:
+      raise ValueError(f"layers={layers}: at least one is needed, each from 0 to {self.config.layers - 1}")
+    return self.replace(weights=self.weights.replace(layers=tuple(self.weights.layers[i] for i in layers)),
+                        config=dataclasses.replace(self.config, layers=len(layers)))
+
+  def forward(self, tokens, positions, mask, cache, *, before=None, resume=None, features=()) -> base.ForwardOutput:
     """See `base.Target.forward`."""
     chex.assert_equal_shape([tokens, positions])
-    chex.assert_shape(mask, (*tokens.shape, tokens.shape[1]))
+    earlier = 0 if before is None else before.keys[0].shape[3]
+    chex.assert_shape(mask, (*tokens.shape, earlier + tokens.shape[1]))
     c = self.config
+    columns = lambda rows: rows.reshape(-1, rows.shape[-1]).T
+    rows = lambda x: x.T.reshape(*tokens.shape, c.width)
     with jax.named_scope("forward"):
       visible = jnp.arange(cache.slots)[None] < cache.length[:, None]
       cos, sin = layers.rotary_angles(positions, c.head_width, c.rope_theta)
-      x = jnp.take(self.weights.embedding, tokens.reshape(-1), axis=0, mode="clip").T
-      keys, values = [], []
-      for layer, cached_keys, cached_values in zip(self.weights.layers, cache.keys, cache.values, strict=True):
-        x, k, v = _block(c, layer, x, cos, sin, visible, mask, cached_keys, cached_values)
+      keys, values, seen = [], [], {}
+      if resume is None:
+        x = jnp.take(self.weights.embedding, tokens.reshape(-1), axis=0, mode="clip").T
+      else:
+        x, keys, values = columns(resume.hidden), list(resume.in_flight.keys), list(resume.in_flight.values)
+      for i in range(len(keys), c.layers):
+        seen[i] = x
+        above = None if before is None else (before.keys[i], before.values[i])
+        x, k, v = _block(c, self.weights.layers[i], x, cos, sin, visible, mask, cache.keys[i], cache.values[i], above)
         keys.append(k)
         values.append(v)
-      hidden = layers.rms_norm(x, self.weights.final_norm, c.norm_eps).T.reshape(*tokens.shape, c.width)
-    return base.ForwardOutput(hidden=hidden, in_flight=cache_lib.InFlight(tuple(keys), tuple(values)))
+      seen[c.layers] = x
+      hidden = rows(layers.rms_norm(x, self.weights.final_norm, c.norm_eps))
+    return base.ForwardOutput(hidden=hidden, in_flight=cache_lib.InFlight(tuple(keys), tuple(values)),
+                              features=tuple(rows(seen[i]) for i in features))
 
   def logits(self, hidden: jax.Array) -> jax.Array:
     """See `base.Target.logits`."""
@@ -70,8 +89,8 @@ class Decoder:
 
 # One traced function that every layer calls: tracing and lowering a step costs one layer, not L.
 @functools.partial(jax.jit, static_argnums=0)
-def _block(c: config_lib.DecoderConfig, layer, x, cos, sin, visible, mask, cached_keys, cached_values):
-  """One layer: x f[E, B * T] -> x, keys f[B, K, C, T], values f[B, K, T, C]."""
+def _block(c: config_lib.DecoderConfig, layer, x, cos, sin, visible, mask, cached_keys, cached_values, before=None):
+  """One layer: x f[E, B * T] -> x, keys f[B, K, C, T], values f[B, K, T, C]; `before` are keys and values in flight."""
   batch, width = mask.shape[:2]
   heads, kv, size = c.heads, c.kv_heads, c.head_width
   with jax.named_scope("attention"):
@@ -81,7 +100,11 @@ def _block(c: config_lib.DecoderConfig, layer, x, cos, sin, visible, mask, cache
     query = (turned[:heads] * size ** -0.5).reshape(kv, heads // kv, size, batch, width).transpose(3, 0, 1, 4, 2)
     keys = turned[heads:].transpose(2, 0, 1, 3)
     values = qkv[heads + kv:].transpose(2, 0, 3, 1)
-    out = layers.attend(query, cached_keys, cached_values, keys, values, visible, mask)
+    all_keys, all_values = keys, values
+    if before is not None:
+      all_keys = jnp.concatenate([before[0].astype(keys.dtype), keys], axis=3)
+      all_values = jnp.concatenate([before[1].astype(values.dtype), values], axis=2)
+    out = layers.attend(query, cached_keys, cached_values, all_keys, all_values, visible, mask)
     x = x + layers.linear(layer.attention_out, out.transpose(1, 2, 4, 0, 3).reshape(heads * size, batch * width))
   with jax.named_scope("mlp"):
     gate, up = jnp.split(layers.linear(layer.gate_up, layers.rms_norm(x, layer.mlp_norm, c.norm_eps)), 2, axis=0)

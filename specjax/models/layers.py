@@ -57,8 +57,9 @@ def attend(query: jax.Array, cached_keys: jax.Array, cached_values: jax.Array, k
 
   Args:
     query: f[B, K, G, T, C], already scaled.
-    cached_keys: f[B, K, C, S]. cached_values: f[B, K, S, C]. keys: f[B, K, C, T]. values: f[B, K, T, C].
-    visible: bool[B, S], committed slots. mask: bool[B, T, T], ancestor-or-self.
+    cached_keys: f[B, K, C, S]. cached_values: f[B, K, S, C].
+    keys: f[B, K, C, F]. values: f[B, K, F, C]. In flight: the T nodes, behind those of earlier passes.
+    visible: bool[B, S], committed slots. mask: bool[B, T, F], ancestor-or-self.
 
   Returns:
     f[B, K, G, T, C].
@@ -68,7 +69,7 @@ def attend(query: jax.Array, cached_keys: jax.Array, cached_values: jax.Array, k
   rows = query.reshape(batch, kv, group * width, size)  # one product a key/value head, whatever the group
   scores = functools.partial(jnp.einsum, "bkqc,bkcs->bkqs", rows, preferred_element_type=jnp.float32)
   old = scores(cached_keys).reshape(batch, kv, group, width, slots)
-  new = scores(keys).reshape(batch, kv, group, width, width)
+  new = scores(keys).reshape(batch, kv, group, width, -1)
   old = jnp.where(visible[:, None, None, None], old, _HIDDEN)
   new = jnp.where(mask[:, None, None], new, _HIDDEN)
   greatest = jnp.maximum(old.max(-1), new.max(-1))[..., None]

@@ -1,8 +1,12 @@
 """Proposers: one file a method of drafting, all behind `base.Proposer`."""
+from specjax.proposers.autoregressive import Drawing
 from specjax.proposers.base import Committed
 from specjax.proposers.base import Context
 from specjax.proposers.base import Proposer
+from specjax.proposers.draft_model import DraftModel
+from specjax.proposers.early_exit import EarlyExit
+from specjax.proposers.fallback import Fallback
 from specjax.proposers.ngram import NGram
 from specjax.proposers.plain import Plain
 
-__all__ = ["Committed", "Context", "NGram", "Plain", "Proposer"]
+__all__ = ["Committed", "Context", "DraftModel", "Drawing", "EarlyExit", "Fallback", "NGram", "Plain", "Proposer"]

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from flax import struct
 import jax
+import jax.numpy as jnp
 
 from specjax import cache as cache_lib
 from specjax import sampling
@@ -30,7 +31,7 @@ class Context:
   @property
   def pending(self) -> jax.Array:
     """The last known token of each row, the root of the next tree: i32[B]."""
-    return jax.numpy.take_along_axis(self.tokens, self.length[:, None] - 1, axis=1)[:, 0]
+    return jnp.take_along_axis(self.tokens, self.length[:, None] - 1, axis=1)[:, 0]
 
 
 @struct.dataclass
@@ -42,6 +43,9 @@ class Committed:
   hidden: jax.Array     # f[B, N, E]; the target's final hidden state at each of them
   count: jax.Array      # i32[B]; how many of the N are real
   path: jax.Array | None  # i32[B, N]; their nodes in the tree; None in prefill
+  drafted: jax.Array | None = None   # i32[B]; drafted nodes that were verified; None in prefill
+  node_ids: jax.Array | None = None  # i32[B, W, K]; the target's K most probable ids at every node of the tree, if the
+                                     # proposer's `node_ids` is K > 0; behind the verified width -1; None in prefill
 
 
 class Proposer(Protocol):
@@ -56,6 +60,14 @@ class Proposer(Protocol):
 
   @property
   def max_depth(self) -> int: ...
+
+  @property
+  def node_ids(self) -> int:
+    """How many of the target's most probable ids it reads at every node of a tree; 0: none, which costs nothing."""
+
+  @property
+  def draft_context(self) -> int | None:
+    """Longest text that it can draft behind; steps of rows beyond it are counted. None: no limit of its own."""
 
   def init(self, target: models.Target, batch: int, capacity: int) -> State:
     """The state of `batch` rows that will hold at most `capacity` tokens.
@@ -80,8 +92,60 @@ class Proposer(Protocol):
   def observe(self, target: models.Target, state: State, committed: Committed) -> State:
     """Learns what was committed."""
 
+  def remember(self, state: State, outputs: list[list[int]]) -> "Proposer":
+    """The proposer for the next requests, with what it keeps of these: their last state and their output tokens.
 
-class Stateless:
+    Shapes and configuration stay, so that nothing is compiled again. On the host.
+    """
+
+  def forget(self) -> "Proposer":
+    """The proposer without anything of past requests."""
+
+
+def accepted_of_chain(committed: Committed) -> jax.Array:
+  """How many tokens of a drafter's own chain, whose node i is the i-th, entered the cache: i32[B]."""
+  place = jnp.arange(committed.path.shape[1])[None]
+  own = (committed.path == place) & (place < committed.count[:, None])
+  return jnp.maximum(jnp.cumprod(own.astype(jnp.int32), axis=1).sum(1) - 1, 0)
+
+
+def same_vocabulary(target: models.Target, drafter: models.Target) -> None:
+  """Raises ValueError for a drafter with another number of ids: its tokens are not the target's."""
+  if drafter.vocab_size != target.vocab_size:
+    raise ValueError(f"the drafter has {drafter.vocab_size} token ids and the target {target.vocab_size}: they do not "
+                     "share a vocabulary; use a drafter of the same family")
+
+
+def layers_of(target: models.Target, method: str) -> int:
+  """How many layers a target has. Raises ValueError for one without: it cannot be run in part."""
+  if not hasattr(target, "keep"):
+    raise ValueError(f"{method} runs some layers of the target, and {type(target).__name__} has none to choose from; use "
+                     "a decoder")
+  return target.config.layers
+
+
+class Defaults:
+  """A mixin: reads no ids, has no context limit, keeps nothing between requests."""
+
+  @property
+  def node_ids(self) -> int:
+    return 0
+
+  @property
+  def draft_context(self) -> int | None:
+    return None
+
+  def remember(self, state, outputs):
+    """See `Proposer.remember`: nothing is kept."""
+    del state, outputs
+    return self
+
+  def forget(self):
+    """See `Proposer.forget`: there is nothing."""
+    return self
+
+
+class Stateless(Defaults):
   """What proposers without a state share: a mixin for those that draft `num_tokens` tokens from the text alone."""
 
   @property

@@ -45,14 +45,18 @@ class DummyTarget:
     poison = lambda *shape: (jnp.full((batch, 1, *shape), _POISON, jnp.uint32),)
     return cache_lib.KVCache(keys=poison(1, slots), values=poison(slots, 1), length=jnp.zeros((batch,), jnp.int32))
 
-  def forward(self, tokens, positions, mask, cache):
-    """See `models.base.Target.forward`."""
+  def forward(self, tokens, positions, mask, cache, *, before=None):
+    """See `models.base.Target.forward`; it has no layers, so nothing to resume at and no features."""
     mixed = _mix(tokens.astype(jnp.uint32) * np.uint32(0x9E3779B1) + self.salt)
     place = positions.astype(jnp.uint32)
     slot = jnp.arange(cache.slots)[None]
     committed = jnp.broadcast_to((slot < cache.length[:, None])[:, None], (*tokens.shape, cache.slots))
-    seen = (self._seen(committed, cache.keys[0][:, 0, 0], cache.values[0][:, 0, :, 0], place)
-            + self._seen(mask, mixed, place, place))
+    seen = self._seen(committed, cache.keys[0][:, 0, 0], cache.values[0][:, 0, :, 0], place)
+    if before is not None:
+      earlier = before.keys[0].shape[3]
+      seen = seen + self._seen(mask[:, :, :earlier], before.keys[0][:, 0, 0], before.values[0][:, 0, :, 0], place)
+      mask = mask[:, :, earlier:]
+    seen = seen + self._seen(mask, mixed, place, place)
     block = cache_lib.InFlight(keys=(mixed[:, None, None],), values=(place[:, None, :, None],))
     return base.ForwardOutput(hidden=_mix(seen)[..., None], in_flight=block)
 

@@ -1,0 +1,75 @@
+"""The cache of a draft model: committed tokens of its own, fed lazily, and a block of drafted nodes in flight.
+
+`observe` runs no network: it writes what was accepted of the block. What the cache lacks, the prompt at first, the last
+accepted token after a draft that was accepted whole, or all that was emitted while another method drafted, is fed when
+the row is about to draft, in chunks. Steps that do not draft cost nothing.
+
+Letters: B batch rows, N nodes of a block, S slots, V vocabulary.
+"""
+from flax import struct
+import jax
+import jax.numpy as jnp
+
+from specjax import cache as cache_lib
+from specjax.proposers import base
+
+_CHUNK = 64  # tokens of one pass while much is missing
+_FEW = 4     # tokens of the last pass, unless it is one
+
+
+@struct.dataclass
+class OwnCache:
+  """A drafter's cache and the nodes of its latest draft."""
+  cache: cache_lib.KVCache    # committed tokens, of each row as many as it was fed
+  block: cache_lib.InFlight   # drafted nodes
+
+  def commit(self, nodes: jax.Array, count: jax.Array) -> "OwnCache":
+    """Writes the first `count` i32[B] of the block's places `nodes` i32[B, N] behind what is committed."""
+    return self.replace(cache=self.cache.commit(self.block.take(nodes), count))
+
+
+def empty(model, batch: int, capacity: int, nodes: int) -> OwnCache:
+  """For `batch` rows of at most `capacity` tokens, and drafts of which `nodes` nodes are fed."""
+  cache = model.init_cache(batch, min(capacity, model.max_context))
+  return OwnCache(cache=cache, block=cache.empty_block(nodes))
+
+
+def catch_up(model, cache: cache_lib.KVCache, context: base.Context,
+             wanted: jax.Array) -> tuple[cache_lib.KVCache, jax.Array]:
+  """Feeds all known tokens, the pending one included, to the rows that are `wanted` bool[B].
+
+  Returns:
+    The cache, and the logits behind the pending token f32[B, V]; without meaning for the other rows.
+  """
+  missing = lambda cache: jnp.where(wanted, context.length - cache.length, 0)
+
+  def chunk(cache):
+    count = jnp.clip(missing(cache) - 1, 0, _CHUNK)  # the pending token is left for the pass that reads its logits
+    return cache.commit(_forward(model, cache, context, _CHUNK).in_flight, count)
+
+  cache = jax.lax.while_loop(lambda cache: (missing(cache) > _FEW).any(), chunk, cache)
+  count = missing(cache)
+
+  def last(size):
+    def run():
+      out = _forward(model, cache, context, size)
+      at = jnp.clip(count - 1, 0, size - 1)
+      hidden = jnp.take_along_axis(out.hidden, at[:, None, None], axis=1)
+      block = jax.tree.map(lambda empty, new: jax.lax.dynamic_update_slice(empty, new.astype(empty.dtype), (0,) * 4),
+                           cache.empty_block(_FEW), out.in_flight)
+      return block, model.logits(hidden)[:, 0]
+    return run
+
+  nothing = lambda: (cache.empty_block(_FEW), jnp.zeros((count.shape[0], model.vocab_size), jnp.float32))
+  which = (count > 0).any().astype(jnp.int32) + (count > 1).any().astype(jnp.int32)
+  block, logits = jax.lax.switch(which, [nothing, last(1), last(_FEW)])
+  return cache.commit(block, count), logits
+
+
+def _forward(model, cache, context, size):
+  """The next `size` known tokens of every row; behind the known ones they are padding that nobody sees."""
+  positions = cache.length[:, None] + jnp.arange(size, dtype=jnp.int32)[None]
+  tokens = jnp.take_along_axis(context.tokens, jnp.minimum(positions, context.tokens.shape[1] - 1), axis=1)
+  # Behind a barrier: XLA folds a constant mask once for every layer.
+  mask = jax.lax.optimization_barrier(jnp.tril(jnp.ones((size, size), bool)))
+  return model.forward(tokens, positions, jnp.broadcast_to(mask, (tokens.shape[0], size, size)), cache)
