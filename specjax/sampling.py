@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import greatest
 from specjax import processors
 from specjax import sampling_params
 
@@ -24,7 +25,6 @@ GREEDY, TEMPERATURE, FILTERED = sampling_params.GREEDY, sampling_params.TEMPERAT
 
 _BLOCK = 256      # vocabulary block of the two-level sum and argmax
 _LISTED = 128     # greatest weights that are sorted: as many as most requests keep
-_LIST_BLOCK = 32  # vocabulary block of the two-level sort
 
 
 def process(logits: jax.Array, params: SamplingParams, prefixes: processors.Prefixes | None = None) -> jax.Array:
@@ -173,7 +173,7 @@ def _last_kept(weights, keep, share):
     share: f[B, 1, 1], for top-p, of the mass that top-k leaves; 0 keeps all. (With top_p = 1 rounding of the sum must
       not drop the tail.)
   """
-  listed = _greatest(weights, min(_LISTED, weights.shape[-1]))
+  listed, _ = greatest.greatest(weights, min(_LISTED, weights.shape[-1]))
   last = listed.shape[-1]
   rank = jnp.broadcast_to(jnp.clip(keep - 1, 0, last - 1)[:, None, None], (*weights.shape[:2], 1))
   count = lambda t: (weights >= t).sum(-1, keepdims=True)
@@ -188,19 +188,6 @@ def _last_kept(weights, keep, share):
   beyond = (share > 0) & ~reached.any(-1, keepdims=True)
   kept_p = _threshold(weights, in_list, beyond, lambda t: mass(t) >= goal)
   return jnp.maximum(kept_k, jnp.where(share > 0, kept_p, 0))
-
-
-def _greatest(weights, count):
-  """The `count` greatest weights, in descending order: f[B, T, count] from non-negative f[B, T, V].
-
-  They lie in the `count` blocks with the greatest maxima, so only these are sorted.
-  """
-  blocks = _blocks(weights, 0, _LIST_BLOCK)
-  if blocks.shape[-2] <= count:
-    return jax.lax.top_k(weights, count)[0]
-  _, best = jax.lax.top_k(blocks.max(-1), count)
-  inside = jnp.take_along_axis(blocks, best[..., None], -2)
-  return jax.lax.top_k(inside.reshape(*weights.shape[:2], -1), count)[0]
 
 
 def _threshold(weights, listed, beyond, enough):

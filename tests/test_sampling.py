@@ -200,18 +200,6 @@ def test_the_list_and_the_bisection_find_what_a_sort_finds(listed, monkeypatch):
         np.testing.assert_array_equal(weights[row, node] >= kept[row, node], wanted, err_msg=f"{kind} {asked}")
 
 
-@pytest.mark.parametrize("size", [1, 128, 4097, 5000])
-def test_the_list_holds_the_greatest(size):
-  rng = np.random.default_rng(size)
-  weights = rng.uniform(0, 1, (2, 3, size)).astype(np.float32)
-  weights[0] = np.round(weights[0] * 8) / 8
-  weights[1, 0] = np.sort(weights[1, 0])  # all in the last blocks, the last one not full
-  weights[1, 1, 5:] = 0
-  count = min(128, size)
-  listed = np.asarray(jax.jit(sampling._greatest, static_argnums=1)(jnp.asarray(weights), count))
-  np.testing.assert_array_equal(listed, np.sort(weights)[..., ::-1][..., :count])
-
-
 def test_the_bisection_answers_only_where_the_list_does_not():
   """So that no row depends on what its neighbours ask for, not even by rounding."""
   listed = jnp.full((3, 2, 1), 0.25, jnp.float32)
