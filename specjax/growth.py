@@ -67,8 +67,8 @@ def children(logits: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
   to -inf what must not be drafted, such as an end-of-sequence id, which costs nothing as a new token.
   """
   values, ids = greatest.greatest(logits, count)
-  best = values[..., :1]
-  return ids, values - best - jnp.log(jnp.exp(logits - best).sum(-1, keepdims=True))
+  # The greatest logit is known by now, but a sum that reads it from the list takes XLA three times as long on a CPU.
+  return ids, values - jax.nn.logsumexp(logits, -1, keepdims=True)
 
 
 def start(ids: jax.Array, log_q: jax.Array, depth: int) -> tuple[Pool, Beam]:
