@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from specjax.proposers import length
+from specjax.proposers import renewal
 from specjax.theory import closed_forms
 
 ALPHAS = (0.3, 0.4, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
@@ -15,7 +16,7 @@ COSTS = (0.01, 0.02, 0.052, 0.12, 0.22, 0.33, 0.45)
 MOST = 63
 RULES = {"fixed": length.Fixed(), "heuristic": length.Heuristic(), "confidence": length.Confidence(),
          "entropy": length.Entropy(), "renewal": length.Renewal()}
-FREE = (1.0,) * len(length.REFERENCE_WIDTHS)  # a pass costs the same at every width
+FREE = (1.0,) * len(renewal.REFERENCE_WIDTHS)  # a pass costs the same at every width
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -41,6 +42,13 @@ def observe(rule, state, drafted, accepted):
 @jax.jit
 def cut(rule, state, count, confidence):
   return length.cut(rule, state, count, confidence)
+
+
+@jax.jit
+def all_places(rule, state, beta):
+  """`go_on` after 0, 1, 2 .. drafted tokens of constant acceptance f[B]: bool[N, B]."""
+  places = jnp.arange(state.tried.shape[1])
+  return jax.vmap(lambda drafted: rule.go_on(state, drafted, beta ** drafted, beta, None))(places)
 
 
 def ints(*values):
@@ -77,11 +85,8 @@ def test_renewal_finds_the_best_length_for_constant_acceptance():
     wanted, rates, margins = zip(*[optimum(alpha, lambda g: 1 + cost * g) for alpha in ALPHAS])
     assert min(margins) > 1e-5  # no ties
     state, beta = known(rule, len(ALPHAS), rates), floats(*ALPHAS)
-    going, by_steps = np.ones(len(ALPHAS), bool), np.zeros(len(ALPHAS), int)
-    for drafted in range(MOST):
-      going &= np.asarray(go_on(rule, state, drafted, beta ** drafted, beta, None))
-      by_steps += going
-    assert by_steps.tolist() == list(wanted)
+    going = all_places(rule, state, beta)
+    assert np.cumprod(going, axis=0).sum(0).tolist() == list(wanted)
     scores = jnp.broadcast_to(beta[:, None], (len(ALPHAS), MOST))
     assert cut(rule, state, jnp.full(len(ALPHAS), MOST), scores).tolist() == list(wanted)
     lengths |= set(wanted)
@@ -97,11 +102,7 @@ def test_renewal_on_verify_widths():
   batch, beta = len(ALPHAS), floats(*ALPHAS)
   state = make(batch, 15, rule).replace(tokens=floats(*rates), cost=jnp.ones(batch))
   assert cut(rule, state, jnp.full(batch, 15), jnp.broadcast_to(beta[:, None], (batch, 15))).tolist() == list(wanted)
-  going, by_steps = np.ones(batch, bool), np.zeros(batch, int)
-  for drafted in range(15):
-    going &= np.asarray(go_on(rule, state, drafted, beta ** drafted, beta, None))
-    by_steps += going
-  assert by_steps.tolist() == list(wanted)
+  assert np.cumprod(all_places(rule, state, beta), axis=0).sum(0).tolist() == list(wanted)
 
 
 def test_rho_finds_its_fixed_point():
@@ -110,7 +111,7 @@ def test_rho_finds_its_fixed_point():
   survival = 0.8 ** jnp.arange(1, MOST + 1, dtype=jnp.float32)[None]
   rate, costs = floats(1.0), rule.costs(MOST)
   for _ in range(8):
-    best = length.best_length(survival, rate, costs, ints(MOST))
+    best = renewal.best_length(survival, rate, costs, ints(MOST))
     rate = (1 + survival[0, :best[0]].sum(keepdims=True)) / costs[best]
   assert best.tolist() == [8] and float(rate[0]) == pytest.approx(3.092, abs=1e-3)  # papers.md row 23
 
@@ -162,6 +163,58 @@ def test_the_limit_without_scores_is_all_or_nothing():
     state = observe(rule, state, ints(7, 7, 0), ints(0, 7, 0))
   assert limit(rule, state, 7).tolist() == [0, 7, 7]
   assert go_on(rule, state, 0, None, None, None).tolist() == [False, True, True]
+
+
+def test_the_limit_alone_is_the_best_length():
+  """For drafters whose law is not read: what `cut` keeps of a full draft, and no token by token."""
+  rule = length.Renewal(widths=(1, 4, 8), reads_laws=False)
+  state, full = make(3, 7, rule), jnp.full(3, 7)
+  for _ in range(4):
+    state = observe(rule, state, ints(7, 7, 7), ints(0, 7, 1))
+  wanted = cut(rule, state, full, None).tolist()
+  assert limit(rule, state, 7).tolist() == wanted == [0, 7, 3]  # three fit into the smallest width
+  assert {name: rule.reads_laws for name, rule in RULES.items()} == {
+      "fixed": False, "heuristic": False, "confidence": True, "entropy": True, "renewal": True}
+
+
+def test_drafts_that_the_text_judges_need_no_tries():
+  """Lookup knows without verification that its first token was wrong, or right: it stops and comes back by that."""
+  rule = length.Renewal(widths=(1, 4, 8), probe_tokens=0)
+  judge = jax.jit(lambda rule, state, *numbers: rule.observe(state, *numbers[:2], judged=numbers[2], agreed=numbers[3]))
+  state, full, drafts = make(1, 7, rule), jnp.full(1, 7), []
+  for right in [0] * 60 + [7] * 20:
+    drafted = cut(rule, state, full, None)
+    drafts.append(int(drafted[0]))
+    accepted = jnp.minimum(drafted, right)
+    judged = jnp.minimum(accepted + 1, 7)  # as many as were emitted
+    state = judge(rule, state, drafted, accepted, judged, jnp.minimum(judged, right))
+  assert sum(map(bool, drafts[:60])) <= 3 and not any(drafts[5:60])
+  assert drafts[75:] == [7] * 5
+
+
+def test_scores_are_corrected_by_their_record():
+  """Against the slow one; a row whose scores are worth nothing stops drafting."""
+  rule = length.Renewal(widths=(1, 4, 8), score_memory=0.9, score_weight=1.0, least_rate=1.3,
+                        probe_tokens=0)
+  learn = jax.jit(lambda rule, state, drafted, accepted, scores: rule.observe(state, drafted, accepted,
+                                                                              confidence=scores))
+  scores = floats(0.9, 0.8, 0.8, 0.7, 0.7, 0.6, 0.5)[None]
+  state, expected, right = make(1, 7, rule), 0.0, 0.0
+  assert cut(rule, state, ints(7), scores).tolist() == [7]
+  for drafted, accepted in [(7, 2), (0, 0), (3, 3), (7, 0), (2, 1), *[(7, 0)] * 12]:
+    state = learn(rule, state, ints(drafted), ints(accepted), scores)
+    if drafted:
+      judged = min(accepted + 1, drafted)
+      expected, right = 0.9 * expected + float(scores[0, :judged].sum()), 0.9 * right + accepted
+  record = (right + 1) / (expected + 1)
+  np.testing.assert_allclose(rule.calibrate(state, scores), scores * record, rtol=1e-5)
+  assert record < 0.4 and cut(rule, state, ints(7), scores).tolist() == [0]
+
+
+def test_confidence_of_copies():
+  match, seen, same = (ints(*x) for x in zip((0, 0, 0), (1, 1, 1), (4, 1, 1), (4, 10, 9), (100, 1, 1)))
+  wanted = [0, 1 / 4, 1 / 1.375, 9 / 10.375, 1 / 1.003]
+  np.testing.assert_allclose(length.copy_confidence(match, seen, same), wanted, rtol=1e-5)
 
 
 def test_survival_is_the_slow_one_of_past_rounds():
