@@ -1,5 +1,4 @@
-"""What all tests share: their order, a drafter with many faces, and a switch that halves the time of a compilation."""
-import contextlib
+"""What all tests share: their order, a drafter with many faces, and cheap compilations for those that ask for them."""
 import pathlib
 
 from flax import struct
@@ -8,12 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import compiling
 from specjax import tree as tree_lib
+
+# A jaxlib that multiplies wrongly makes every other failure meaningless, so its guard runs first. Then the files that
+# take longest, so that processes which share the files among them end together.
+FIRST = ("a_jax_guard", "benchmark", "drivers", "decode", "decoder", "smollm2", "noisy", "generate", "exactness")
 
 
 def pytest_collection_modifyitems(items):
-  """A jaxlib that multiplies wrongly makes every other failure meaningless, so its guard runs first."""
-  items.sort(key=lambda item: "test_a_jax_guard" not in item.nodeid)
+  """Files in the order of `FIRST`, and then all others in their own."""
+  places = {f"test_{name}.py": place for place, name in enumerate(FIRST)}
+  items.sort(key=lambda item: places.get(item.path.name, len(FIRST)))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -82,24 +87,15 @@ def drafter():
   return make_drafter
 
 
-@contextlib.contextmanager
-def little_optimization():
-  """Halves the time of a compilation."""
-  before = jax.config.read("jax_disable_most_optimizations")
-  jax.config.update("jax_disable_most_optimizations", True)
-  yield
-  jax.config.update("jax_disable_most_optimizations", before)
-
-
 @pytest.fixture(scope="module")
 def quick_compile():
   """For modules whose arithmetic is that of the integer dummy target."""
-  with little_optimization():
+  with compiling.little_optimization():
     yield
 
 
 @pytest.fixture
 def quick_compile_here():
   """For one test, of logic that other tests hold under full optimization."""
-  with little_optimization():
+  with compiling.little_optimization():
     yield

@@ -12,6 +12,8 @@ import subprocess
 import sys
 import time
 
+import compiling
+
 ROOT = pathlib.Path(__file__).parents[2]
 TINY = "tests/fixtures/tiny_llama"
 
@@ -62,13 +64,14 @@ class Ended:
 def environment(tmp_path_factory) -> dict:
   """The environment of a program: a cache of the test session, and no network.
 
-  Programs are compiled with few optimizations, which halves the time, and kept for every other test of the session.
+  Programs are compiled with few optimizations, as by `quick_compile`, and kept for every other test of the session.
   """
   cache = tmp_path_factory.getbasetemp() / "specjax_cache"
   # JAX puts a log level into the environment of the process that runs the tests; a user's has none.
   inherited = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
-  return inherited | {"SPECJAX_CACHE": str(cache), "HF_HUB_OFFLINE": "1", "HF_HOME": str(cache / "hub"),
-                      "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+  return inherited | compiling.environment(inherited) | {
+      "SPECJAX_CACHE": str(cache), "HF_HUB_OFFLINE": "1", "HF_HOME": str(cache / "hub"), "PYTHONPATH": str(ROOT),
+      "PYTHONWARNINGS": "ignore"}
 
 
 def command(program: str, *args) -> list[str]:
