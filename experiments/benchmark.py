@@ -19,7 +19,7 @@ from experiments.harness import table
 from experiments import workloads
 
 _METHODS = flags.DEFINE_list("methods", ["plain", "ngram"], f"Methods to compare, of {', '.join(methods.NAMES)}; "
-                             "speedups are relative to plain.")
+                             "or all. Speedups are relative to plain.")
 _WORKLOAD = flags.DEFINE_string("workload", "bundled", "'bundled', or paths of .jsonl files, separated by commas.")
 _CATEGORIES = flags.DEFINE_list("categories", None, "Categories to keep; all by default.")
 _LANGUAGES = flags.DEFINE_list("languages", None, "Languages to keep; all by default.")
@@ -37,15 +37,14 @@ def main():
   settings.sampling_params()
   requests = workloads.read_workload(_WORKLOAD.value, categories=_CATEGORIES.value, languages=_LANGUAGES.value,
                                      limit=_LIMIT.value)
-  proposers, verifier = methods.build_all(_METHODS.value), rules.build()
-  rules.check(proposers, verifier)
+  names, verifier = methods.check(_METHODS.value), rules.build()
   now = datetime.datetime.now()
   outdir = _OUTDIR.value or f"runs/{now:%Y-%m-%d-%H%M%S}"
   if _RESUME.value and not _OUTDIR.value:
     raise ValueError("--resume needs the run's folder: add --outdir=FOLDER")
   config = job.config(requests, command=" ".join(["python -m experiments.benchmark", *sys.argv[1:]]),
                       date=now.isoformat(timespec="seconds"))
-  run = job.Job(settings.TARGET.value, proposers, requests, batch_size=_BATCH_SIZE.value, repeats=_REPEATS.value,
+  run = job.Job(settings.TARGET.value, names, requests, batch_size=_BATCH_SIZE.value, repeats=_REPEATS.value,
                 raw=_RAW.value, outdir=outdir, overwrite=_OVERWRITE.value, resume=_RESUME.value, config=config,
                 verifier=verifier)
   try:

@@ -30,10 +30,12 @@ def main():
     raise ValueError("--prompt is empty; give the message that the model is to answer")
   if _RAW.value and _SYSTEM.value:
     raise ValueError("--system belongs to a chat template, which --raw leaves out; give one of the two")
-  proposer, params = methods.build(_METHOD.value), settings.sampling_params(seeds=[settings.SEED.value])
-  verifier = rules.build()
-  rules.check({_METHOD.value: proposer}, verifier)
+  methods.check([_METHOD.value])
+  params, verifier = settings.sampling_params(seeds=[settings.SEED.value]), rules.build()
   target, tokenizer = specjax.load(settings.TARGET.value)
+  built = methods.build_all([_METHOD.value], methods.Given(target, tokenizer, settings.TARGET.value))
+  rules.check(built, verifier)
+  proposer = built[_METHOD.value]
   if _RAW.value:
     prompt = tokenizer.encode(_PROMPT.value, add_special_tokens=True)
   else:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from specjax import cache as cache_lib
 from specjax import constraints
 from specjax import counters as counters_lib
+from specjax import greatest
 from specjax import keys as keys_lib
 from specjax import logprobs as logprobs_lib
 from specjax import processors
@@ -214,7 +215,7 @@ def verify_at(target, verifier, depth: int, width: int, node_ids: int, state: De
                                       state.logprobs.top_ids.shape[-1])
   top = None
   if node_ids:
-    top = sampling.argmax(adjusted)[..., None] if node_ids == 1 else jax.lax.top_k(adjusted, node_ids)[1]
+    top = sampling.argmax(adjusted)[..., None] if node_ids == 1 else greatest.greatest(adjusted, node_ids)[1]
     top = jnp.pad(top, ((0, 0), (0, widest - width), (0, 0)), constant_values=-1)
   return verdict, tokens, hidden, out.in_flight.take(verdict.path), reach, logprobs, top
 

@@ -14,6 +14,8 @@ from experiments import report
 from experiments.harness import costs as costs_lib
 from experiments.harness import environment
 from experiments.harness import measure
+from experiments.harness import methods
+from experiments.harness import rules
 from experiments.harness import run_folder
 from experiments.harness import settings
 from experiments.harness import summary as summary_lib
@@ -40,12 +42,14 @@ def config(requests, *, command: str, date: str) -> dict:
 class Job:
   """A run of several methods over requests, in a run folder."""
 
-  def __init__(self, target_name: str, methods: dict, requests: list, *, batch_size: int, repeats: int, raw: bool,
+  def __init__(self, target_name: str, names: list[str], requests: list, *, batch_size: int, repeats: int, raw: bool,
                outdir: str, overwrite: bool, resume: bool, config: dict, verifier=point.Point()):
     """Loads the target and checks everything that can be checked before the folder is touched."""
     self.folder = run_folder.RunFolder(outdir, overwrite=overwrite, resume=resume, config=config)
     target, tokenizer = specjax.load(target_name)
-    self.plan = measure.Plan(target=target, tokenizer=tokenizer, methods=methods,
+    built = methods.build_all(names, methods.Given(target=target, tokenizer=tokenizer, name=target_name))
+    rules.check(built, verifier)
+    self.plan = measure.Plan(target=target, tokenizer=tokenizer, methods=built,
                              batches=measure.batches(requests, batch_size), repeats=repeats,
                              max_new_tokens=settings.MAX_NEW_TOKENS.value, raw=raw, verifier=verifier)
     measure.check(self.plan)

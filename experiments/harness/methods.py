@@ -1,47 +1,117 @@
-"""Methods by name: which proposer a flag value means, and the flags of its options."""
+"""Methods by name: which proposer a flag value means. The flags of their options stand in `method_options`."""
+import dataclasses
+import sys
+from typing import Callable
+
 from absl import flags
 
+from experiments.harness import method_options as options
 from specjax import decode
 from specjax import proposers
 
-_DRAFT_TOKENS = flags.DEFINE_integer("draft_tokens", 7, "Drafted tokens a step, at most.", lower_bound=1)
-_MAX_NGRAM = flags.DEFINE_integer("max_ngram", 3, "Longest n-gram that prompt lookup looks for.", lower_bound=1)
-_MIN_NGRAM = flags.DEFINE_integer("min_ngram", 2, "Shortest n-gram that prompt lookup looks for.", lower_bound=1)
-_MATCH = flags.DEFINE_enum("ngram_match", "latest", ["latest", "earliest"],
-                           "Which occurrence of an n-gram prompt lookup continues.")
+_FALLBACK = flags.DEFINE_list("fallback", ["suffix", "draft_model"], "Methods that --methods=fallback tries in order, "
+                              "until one has a draft.")
 
 
-def _plain():
-  return proposers.Plain()
+@dataclasses.dataclass(frozen=True)
+class Given:
+  """What proposers are built for."""
+  target: object
+  tokenizer: object
+  name: str  # as given by --target
 
 
-def _ngram():
-  return proposers.NGram(max_ngram=_MAX_NGRAM.value, min_ngram=_MIN_NGRAM.value, num_tokens=_DRAFT_TOKENS.value,
-                         match=_MATCH.value)
+@dataclasses.dataclass(frozen=True)
+class Method:
+  """How to build a method, and the flag without which it cannot be."""
+  build: Callable
+  needs: object = None
 
 
-_METHODS = {"plain": _plain, "ngram": _ngram}
+def _ngram(given):
+  del given
+  return proposers.NGram(max_ngram=options.MAX_NGRAM.value, min_ngram=options.MIN_NGRAM.value,
+                         num_tokens=options.tokens(7), match=options.MATCH.value)
+
+
+def _draft_model(given):
+  return proposers.DraftModel(model=options.drafter(given), num_tokens=options.tokens(3), drawing=options.drawing(),
+                              length=options.length_rule())
+
+
+def _early_exit(given):
+  layers = options.EXIT_LAYER.value or max(1, given.target.config.layers // 3)
+  return proposers.EarlyExit(exit_layer=layers, num_tokens=options.tokens(3), drawing=options.drawing(),
+                             length=options.length_rule())
+
+
+def _fallback(given):
+  return proposers.Fallback(tuple(build(name, given) for name in _FALLBACK.value))
+
+
+_METHODS = {
+    "plain": Method(lambda given: proposers.Plain()),
+    "ngram": Method(_ngram),
+    "draft_model": Method(_draft_model, needs=options.DRAFT),
+    "early_exit": Method(_early_exit),
+    "fallback": Method(_fallback),
+}
 NAMES = tuple(_METHODS)
-# Those that draw their drafts from a law q and hand it over; the drafts of all others are points.
-SAMPLED = frozenset()
+ALL = "all"
 
 
-def build(name: str):
-  """The proposer of a method, with the options that the flags give.
+def check(names: list[str]) -> list[str]:
+  """The methods that --methods names, checked as far as that goes before anything is loaded; "all" is every one that
+  the flags allow, and says which it leaves out.
 
   Raises:
-    ValueError: for a name that is not in `NAMES`.
+    ValueError: for a name that is not in `NAMES`, one given twice, or one whose flag is missing.
   """
-  if name not in _METHODS:
-    raise ValueError(f"unknown method {name!r}; methods are {', '.join(NAMES)}")
-  if _DRAFT_TOKENS.value >= decode.WIDTHS[-1]:
-    raise ValueError(f"--draft_tokens={_DRAFT_TOKENS.value}: at most {decode.WIDTHS[-1] - 1}, since the widest step "
-                     f"verifies {decode.WIDTHS[-1]} tokens, the pending one included")
-  return _METHODS[name]()
-
-
-def build_all(names: list[str]) -> dict:
-  """Proposers by name, in the order given; every name once."""
+  if names == [ALL]:
+    left_out = {name: _missing(name) for name in NAMES if _missing(name)}
+    for name, flag in left_out.items():
+      print(f"--methods=all leaves out {name}: it needs --{flag}", file=sys.stderr)
+    return [name for name in NAMES if name not in left_out]
   if not names or len(set(names)) < len(names):
-    raise ValueError(f"--methods={','.join(names)}: name each method once, of {', '.join(NAMES)}")
-  return {name: build(name) for name in names}
+    raise ValueError(f"--methods={','.join(names)}: name each method once, of {', '.join(NAMES)}, or give {ALL}")
+  for name in names:
+    if name not in _METHODS:
+      raise ValueError(f"unknown method {name!r}; methods are {', '.join(NAMES)}, or {ALL}")
+    if flag := _missing(name):
+      raise ValueError(f"the method {name} needs --{flag}; see --help")
+  options.check(decode.WIDTHS[-1])
+  return names
+
+
+def _missing(name):
+  """The flag that a method lacks, if any; for a fallback those of its parts count."""
+  for part in [name, *(_FALLBACK.value if name == "fallback" else [])]:
+    if part not in _METHODS or part in ("fallback", "plain") and part != name:
+      raise ValueError(f"--fallback={','.join(_FALLBACK.value)}: {part!r} is no method that drafts; those are "
+                       f"{', '.join(n for n in NAMES if n not in ('plain', 'fallback'))}")
+    needed = _METHODS[part].needs
+    if needed is not None and not needed.value:
+      return needed.name
+  return None
+
+
+def build(name: str, given: Given):
+  """The proposer of a method, with the options that the flags give."""
+  return _METHODS[name].build(given)
+
+
+def build_all(names: list[str], given: Given) -> dict:
+  """Proposers by name, in the order given.
+
+  Raises:
+    ValueError: names the method that this target does not support.
+  """
+  built = {}
+  for name in names:
+    try:
+      proposer = build(name, given)
+      proposer.init(given.target, 1, 8)
+    except ValueError as error:
+      raise ValueError(f"method {name}: {error}") from error
+    built[name] = proposer
+  return built

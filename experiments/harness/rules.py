@@ -3,7 +3,6 @@ import math
 
 from absl import flags
 
-from experiments.harness import methods
 from specjax import verifiers
 from specjax.verifiers import cascade
 
@@ -67,7 +66,7 @@ def keeps_the_law(verifier: verifiers.Verifier, proposer) -> bool:
 
 
 def check(proposers: dict, verifier: verifiers.Verifier) -> None:
-  """Refuses a method whose drafts the verifier cannot judge, before anything is loaded.
+  """Refuses a method whose drafts the verifier cannot judge, before anything is compiled.
 
   Args:
     proposers: by method name, as of `methods.build_all`.
@@ -76,7 +75,7 @@ def check(proposers: dict, verifier: verifiers.Verifier) -> None:
     ValueError: names the verifier, the method and the verifiers that do.
   """
   for name, proposer in proposers.items():
-    trees, points = proposer.max_nodes > proposer.max_depth + 1, name not in methods.SAMPLED
+    trees, points = proposer.max_nodes > proposer.max_depth + 1, not proposer.samples
     if proposer.max_nodes == 1 or _judges(verifier, trees, points):  # plain decoding drafts nothing: any rule will do
       continue
     takes, makes = (("takes chains only", "trees") if verifier.chain_only and trees else

@@ -4,9 +4,12 @@ from specjax.proposers.base import Committed
 from specjax.proposers.base import Context
 from specjax.proposers.base import Proposer
 from specjax.proposers.draft_model import DraftModel
+from specjax.proposers.draft_tree import DraftTree
+from specjax.proposers.dynamic_tree import DynamicTree
 from specjax.proposers.early_exit import EarlyExit
 from specjax.proposers.fallback import Fallback
 from specjax.proposers.ngram import NGram
 from specjax.proposers.plain import Plain
 
-__all__ = ["Committed", "Context", "DraftModel", "Drawing", "EarlyExit", "Fallback", "NGram", "Plain", "Proposer"]
+__all__ = ["Committed", "Context", "DraftModel", "DraftTree", "Drawing", "DynamicTree",
+           "EarlyExit", "Fallback", "NGram", "Plain", "Proposer"]

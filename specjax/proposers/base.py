@@ -66,6 +66,10 @@ class Proposer(Protocol):
     """How many of the target's most probable ids it reads at every node of a tree; 0: none, which costs nothing."""
 
   @property
+  def samples(self) -> bool:
+    """Whether drafts are drawn from a law q, which the tree then carries; all others are points."""
+
+  @property
   def draft_context(self) -> int | None:
     """Longest text that it can draft behind; steps of rows beyond it are counted. None: no limit of its own."""
 
@@ -125,7 +129,11 @@ def layers_of(target: models.Target, method: str) -> int:
 
 
 class Defaults:
-  """A mixin: reads no ids, has no context limit, keeps nothing between requests."""
+  """A mixin: point drafts, reads no ids, has no context limit, keeps nothing between requests."""
+
+  @property
+  def samples(self) -> bool:
+    return False
 
   @property
   def node_ids(self) -> int:

@@ -21,8 +21,7 @@ from specjax.proposers import own_cache
 class State:
   """Of a batch."""
   own: own_cache.OwnCache
-  fed: jax.Array   # i32[B]; drafted tokens of the latest draft that stand in the block
-  length: Any      # of the length rule
+  length: Any  # of the length rule
 
 
 @struct.dataclass
@@ -60,14 +59,18 @@ class DraftModel(base.Defaults):
     return self.num_tokens
 
   @property
+  def samples(self) -> bool:
+    return self.drawing.sampled
+
+  @property
   def draft_context(self) -> int:
     return self.model.max_context
 
   def init(self, target, batch, capacity):
     """See `base.Proposer.init`."""
     base.same_vocabulary(target, self.model)
-    return State(own=own_cache.empty(self.model, batch, capacity, self.num_tokens),
-                 fed=jnp.zeros((batch,), jnp.int32), length=self.length.init(batch, self.num_tokens))
+    return State(own=own_cache.empty(self.model, batch, capacity, self.num_tokens, self.max_nodes),
+                 length=self.length.init(batch, self.num_tokens))
 
   def propose(self, target, cache, state, context, keys):
     """See `base.Proposer.propose`."""
@@ -85,16 +88,15 @@ class DraftModel(base.Defaults):
 
     chain = autoregressive.draft_chain(advance, state.own.block, logits, context, keys, self.drawing, self.num_tokens,
                                        most, self.length, state.length)
-    state = state.replace(own=own_cache.OwnCache(cache=committed, block=chain.extra),
-                          fed=jnp.minimum(chain.count, jnp.maximum(chain.steps - 1, 0)))
-    return chain.tree(context.pending), state
+    fed = jnp.minimum(chain.count, jnp.maximum(chain.steps - 1, 0))  # the last token of the longest row never is
+    slot = jnp.arange(self.max_nodes, dtype=jnp.int32)[None] - 1
+    slots = jnp.where(slot < fed[:, None], slot, -1)
+    return chain.tree(context.pending), state.replace(own=own_cache.OwnCache(committed, chain.extra, slots))
 
   def observe(self, target, state, committed):
     """See `base.Proposer.observe`: what was accepted enters the cache; a prompt is fed when it is needed."""
     del target
     if committed.path is None:
       return state
-    accepted = base.accepted_of_chain(committed)
-    place = jnp.broadcast_to(jnp.arange(self.num_tokens, dtype=jnp.int32), (accepted.shape[0], self.num_tokens))
-    return state.replace(own=state.own.commit(place, jnp.minimum(accepted, state.fed)), fed=jnp.zeros_like(state.fed),
-                         length=self.length.observe(state.length, committed.drafted, accepted))
+    return State(own=state.own.accept(committed),
+                 length=self.length.observe(state.length, committed.drafted, base.accepted_of_chain(committed)))

@@ -52,6 +52,10 @@ class EarlyExit(base.Defaults):
   def max_depth(self) -> int:
     return self.num_tokens
 
+  @property
+  def samples(self) -> bool:
+    return self.drawing.sampled
+
   def init(self, target, batch, capacity):
     """See `base.Proposer.init`: the rule's state."""
     del capacity

@@ -51,6 +51,10 @@ class Fallback:
     return max(p.node_ids for p in self.proposers)
 
   @property
+  def samples(self) -> bool:
+    return any(p.samples for p in self.proposers)
+
+  @property
   def draft_context(self) -> int | None:
     return _least_context(self.proposers)
 

@@ -4,7 +4,7 @@
 accepted token after a draft that was accepted whole, or all that was emitted while another method drafted, is fed when
 the row is about to draft, in chunks. Steps that do not draft cost nothing.
 
-Letters: B batch rows, N nodes of a block, S slots, V vocabulary.
+Letters: B batch rows, T nodes of a tree, N nodes of a block, V vocabulary.
 """
 from flax import struct
 import jax
@@ -19,19 +19,29 @@ _FEW = 4     # tokens of the last pass, unless it is one
 
 @struct.dataclass
 class OwnCache:
-  """A drafter's cache and the nodes of its latest draft."""
-  cache: cache_lib.KVCache    # committed tokens, of each row as many as it was fed
-  block: cache_lib.InFlight   # drafted nodes
+  """A drafter's cache and the nodes of its latest draft that it has run over."""
+  cache: cache_lib.KVCache   # committed tokens, of each row as many as it was fed
+  block: cache_lib.InFlight  # of N nodes
+  slots: jax.Array           # i32[B, T]; where in the block each node of the tree stands, -1 for one that never was fed
 
-  def commit(self, nodes: jax.Array, count: jax.Array) -> "OwnCache":
-    """Writes the first `count` i32[B] of the block's places `nodes` i32[B, N] behind what is committed."""
-    return self.replace(cache=self.cache.commit(self.block.take(nodes), count))
+  def accept(self, committed: base.Committed) -> "OwnCache":
+    """Writes what was accepted of the latest draft behind what is committed, up to the first node that was not fed.
+
+    The root is committed already if the row drafted. Paths of other proposers' trees are 0 there, the root, throughout.
+    """
+    path = committed.path[:, 1:]
+    slot = jnp.take_along_axis(self.slots, jnp.minimum(path, self.slots.shape[1] - 1), axis=1)
+    counted = jnp.arange(path.shape[1])[None] + 1 < committed.count[:, None]
+    held = (slot >= 0) & (path > 0) & counted
+    count = jnp.cumprod(held.astype(jnp.int32), axis=1).sum(1)
+    return self.replace(cache=self.cache.commit(self.block.take(jnp.maximum(slot, 0)), count),
+                        slots=jnp.full_like(self.slots, -1))
 
 
-def empty(model, batch: int, capacity: int, nodes: int) -> OwnCache:
-  """For `batch` rows of at most `capacity` tokens, and drafts of which `nodes` nodes are fed."""
+def empty(model, batch: int, capacity: int, slots: int, nodes: int) -> OwnCache:
+  """For `batch` rows of at most `capacity` tokens, and trees of `nodes` nodes of which at most `slots` are fed."""
   cache = model.init_cache(batch, min(capacity, model.max_context))
-  return OwnCache(cache=cache, block=cache.empty_block(nodes))
+  return OwnCache(cache=cache, block=cache.empty_block(max(slots, 1)), slots=jnp.full((batch, nodes), -1, jnp.int32))
 
 
 def catch_up(model, cache: cache_lib.KVCache, context: base.Context,

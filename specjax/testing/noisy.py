@@ -55,6 +55,10 @@ class NoisySelf(base.Stateless):
     return int(self._depths.max())
 
   @property
+  def samples(self):
+    return True
+
+  @property
   def _depths(self):
     depths = np.zeros(len(self.parents), np.int32)
     for node in range(1, len(self.parents)):
