@@ -17,19 +17,21 @@ POISON = 1  # behind the text the buffer holds an id that the text uses
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4, 5))
 def lookup(tokens, length, min_ngram, max_ngram, num_tokens, match):
-  return ngram.lookup(tokens, length, min_ngram, max_ngram, num_tokens, match)
+  return ngram.lookup(tokens, length, min_ngram, max_ngram, num_tokens, match, begin=jnp.zeros_like(length), end=length)
 
 
-def slow_lookup(text, min_ngram, max_ngram, num_tokens, match):
-  """The longest suffix that occurs earlier, and what followed it; an occurrence may overlap the suffix."""
+def slow_lookup(text, min_ngram, max_ngram, num_tokens, match, begin=0, stop=None):
+  """The longest suffix that occurs earlier in text[begin:stop], and what followed it there; an occurrence may overlap
+  the suffix."""
+  stop = len(text) if stop is None else stop
   for size in range(max_ngram, min_ngram - 1, -1):
     if size >= len(text):
       continue
     suffix = text[len(text) - size:]
-    starts = [i for i in range(len(text) - size) if text[i:i + size] == suffix]
+    starts = [i for i in range(begin, stop - size) if text[i:i + size] == suffix]
     if starts:
       end = (starts[-1] if match == "latest" else starts[0]) + size
-      return text[end:end + num_tokens]
+      return text[end:min(end + num_tokens, stop)]
   return []
 
 
@@ -108,10 +110,10 @@ def test_rows_are_independent():
 # --- the proposer ---------------------------------------------------------------------------------------------------
 
 
-@functools.partial(jax.jit, static_argnums=5)
-def propose_jit(tokens, length, active, budget, eos, proposer):
+@functools.partial(jax.jit, static_argnums=6)
+def propose_jit(tokens, length, start, active, budget, eos, proposer):
   rules = stopping.StopRules(eos=eos, sequences=jnp.full((tokens.shape[0], 1, 1), -1, jnp.int32))
-  context = proposers.Context(tokens=tokens, length=length, start=length, active=active, budget=budget,
+  context = proposers.Context(tokens=tokens, length=length, start=start, active=active, budget=budget,
                               params=sampling.SamplingParams(), rules=rules)
   return proposer.propose(None, None, proposer.init(None, tokens.shape[0], SLOTS), context, None)
 
@@ -129,11 +131,13 @@ class Static:
 NGRAM = Static(num_tokens=DRAFT)
 
 
-def propose(texts, *, active=True, budget=100, eos=()):
+def propose(texts, *, active=True, budget=100, eos=(), start=None, proposer=NGRAM):
   """The drafts of a batch as lists, and the tree."""
   spread = lambda x, dtype: jnp.asarray(np.broadcast_to(np.asarray(x), (len(texts),)), dtype)
   rules = stopping.stop_rules(len(texts), eos)
-  tree, state = propose_jit(*pack(texts, len(texts)), spread(active, bool), spread(budget, jnp.int32), rules.eos, NGRAM)
+  tokens, length = pack(texts, len(texts))
+  start = length if start is None else spread(start, jnp.int32)
+  tree, state = propose_jit(tokens, length, start, spread(active, bool), spread(budget, jnp.int32), rules.eos, proposer)
   assert state == ()
   assert tree.tokens.shape == (len(texts), NGRAM.max_nodes) and tree.size.dtype == jnp.int32
   assert tree.tokens[:, 0].tolist() == [text[-1] for text in texts]  # the pending token is the root
@@ -166,6 +170,30 @@ def test_rows_that_ended_draft_nothing():
   assert propose([HIT, HIT, HIT], active=[True, False, True]) == [[5, 6, 4, 7], [], [5, 6, 4, 7]]
 
 
+@pytest.mark.parametrize("source", ngram.SOURCES)
+def test_the_source_bounds_occurrences_and_what_follows_them(source):
+  rng = np.random.default_rng(5)
+  proposer = Static(num_tokens=DRAFT, source=source)
+  drafted = other = 0
+  for alphabet in (2, 4):
+    texts = [rng.integers(0, alphabet, rng.integers(1, SLOTS + 1)).tolist() for _ in range(ROWS)]
+    starts = [int(rng.integers(1, len(text) + 1)) for text in texts]
+    found = propose(texts, start=starts, proposer=proposer)
+    for text, start, row in zip(texts, starts, found):
+      begin, stop = {"text": (0, len(text)), "prompt": (0, start), "output": (start, len(text))}[source]
+      assert row == slow_lookup(text, 2, 3, DRAFT, "latest", begin, stop)
+      drafted += bool(row)
+      other += row != slow_lookup(text, 2, 3, DRAFT, "latest")
+  assert drafted > 30 and (other > 30) == (source != "text")
+
+
+def test_an_overlap_goes_on_in_its_own_tokens():
+  proposer = Static(num_tokens=DRAFT, overlap=True)
+  texts = [[7, 7, 7], [5, 6, 5, 6, 5, 6], [1, 2, 3, 1, 2, 3, 1, 2], HIT, MISS]
+  assert propose(texts, proposer=proposer) == [[7] * 4, [5, 6, 5, 6], [3, 1, 2, 3], [5, 6, 4, 7], []]
+  assert propose([[7, 7, 7]], eos=(7,), proposer=proposer) == [[]]
+
+
 def test_sizes_are_static_and_count_the_root():
   proposer = proposers.NGram(num_tokens=9)
   assert (proposer.max_nodes, proposer.max_depth) == (10, 9)
@@ -177,6 +205,8 @@ def test_sizes_are_static_and_count_the_root():
     (dict(min_ngram=4), "min_ngram=4, max_ngram=3: needed is 1 <= min_ngram <= max_ngram"),
     (dict(max_ngram=1), "min_ngram=2, max_ngram=1"),
     (dict(num_tokens=0), "num_tokens=0: it must be 1 or more"),
+    (dict(source="both"), "source='both': allowed are text, prompt, output"),
+    (dict(source="prompt", overlap=True), "overlap=True with source='prompt'"),
     (dict(match="best"), "match='best': allowed are latest, earliest"),
 ])
 def test_errors(kwargs, message):
