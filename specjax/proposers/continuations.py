@@ -206,7 +206,7 @@ def _prefixes(found):
 
 
 def _counts(found, lengths):
-  """Occurrences that go through the N nodes of each continuation, f32[B, P, N, M], and how many there are, f32[B, P]."""
+  """Occurrences through each of the N nodes of each continuation, f32[B, P, N, M], and all of them, f32[B, P]."""
   batch, depth, places = found.tokens.shape
   ahead = jnp.arange(depth, dtype=jnp.int32)[None, None, :, None]
   same = (_prefixes(found)[:, :, None] > ahead).astype(jnp.float32).reshape(batch, places, -1)

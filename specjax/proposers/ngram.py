@@ -52,8 +52,8 @@ class NGram(base.Stateless):
     if self.source not in SOURCES:
       raise ValueError(f"source={self.source!r}: allowed are {', '.join(SOURCES)}")
     if self.overlap and self.source == "prompt":
-      raise ValueError("overlap=True with source='prompt': a prompt does not grow, so no draft goes on from its end; use "
-                       "source='text', or leave overlap out")
+      raise ValueError("overlap=True with source='prompt': a prompt does not grow, so no draft goes on from its end; "
+                       "use source='text', or leave overlap out")
 
   def propose(self, target, cache, state, context, keys):
     """See `base.Proposer.propose`."""

@@ -1,8 +1,8 @@
 """Suffix decoding: drafts what mostly followed the text's end before, in this text and in earlier outputs.
 
-Method of SuffixDecoding (arXiv 2411.04975; `snowflakedb/ArcticInference`): behind every suffix of the text that occurred
-before, a trie with counts of what followed; a draft as long as the match allows; of all suffixes the one whose draft
-has the greatest sum of estimated probabilities. There the tries are trees on the host; here nothing is kept but the
+Method of SuffixDecoding (arXiv 2411.04975; `snowflakedb/ArcticInference`): behind every suffix of the text that was
+there before, a trie with counts of what followed; a draft as long as the match allows; of all suffixes the one whose
+draft has the greatest sum of estimated probabilities. There the tries are trees on the host; here nothing is kept but the
 tokens, and `continuations` counts on the device what a draft needs, over the best occurrences of the text's end.
 
 `Suffix(escape=0, factor=1)` is the published rule. The default estimates probabilities with an escape for what was

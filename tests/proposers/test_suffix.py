@@ -102,7 +102,8 @@ def slow_scores(trie, text, itself, proposer, eos=(), budget=100):
     if proposer.tree:
       score = sum(sorted(nodes.values(), reverse=True)[:limit])
     else:
-      score = max((sum(nodes[path[:i + 1]] for i in range(len(path))) for path in nodes if len(path) <= limit), default=0)
+      sums = (sum(nodes[path[:i + 1]] for i in range(len(path))) for path in nodes if len(path) <= limit)
+      score = max(sums, default=0)
     if nodes and limit:
       out[length] = nodes, limit, score
   return out
@@ -288,7 +289,8 @@ def generate(proposer):
 @pytest.mark.parametrize("tree", [False, True])
 def test_the_text_is_that_of_plain_decoding(tree):
   wanted = plain()
-  proposer = suffix.Suffix(num_tokens=3, tree=tree).with_store(64).remember((), [np.asarray(wanted.tokens[1])[:wanted.lengths[1]].tolist()])
+  earlier = np.asarray(wanted.tokens[1])[:wanted.lengths[1]].tolist()
+  proposer = suffix.Suffix(num_tokens=3, tree=tree).with_store(64).remember((), [earlier])
   found = generate(proposer)
   assert found.tokens.tolist() == wanted.tokens.tolist() and found.lengths.tolist() == wanted.lengths.tolist()
   assert int(found.counters.accepted_tokens.sum()) > 20
@@ -297,7 +299,8 @@ def test_the_text_is_that_of_plain_decoding(tree):
 def test_a_draft_is_one_program_on_the_device():
   proposer = PROPOSERS["tree"].with_store(40)
   shape = lambda *x, dtype=jnp.int32: jax.ShapeDtypeStruct(x, dtype)
-  text = drafts.lower(proposer, shape(2, SLOTS), shape(2), shape(2, dtype=jnp.bool_), shape(2), shape(2, 8)).compile().as_text()
+  args = shape(2, SLOTS), shape(2), shape(2, dtype=jnp.bool_), shape(2), shape(2, 8)
+  text = drafts.lower(proposer, *args).compile().as_text()
   assert "while" in text and not re.search(r"callback|infeed|outfeed|host_compute|\bsend\(|\brecv\(", text, re.I)
 
 
