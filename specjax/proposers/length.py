@@ -1,9 +1,9 @@
 """How many tokens to draft: rules that stop a draft where one more token would cost more than it brings.
 
 A drafter asks a rule before it drafts (`limit`) and before every further token (`go_on`), and tells it how each step
-ended (`observe`). A rule sees draft-side quantities and past rounds only, and of the token that it decides about nothing
-that is known only after that token was drawn, so verification stays lossless. `cut` shortens chains of points, known
-beforehand, as lookup's are.
+ended (`observe`). A rule sees draft-side quantities and past rounds only, and of the token that it decides about
+nothing that is known only after that token was drawn, so verification stays lossless. `cut` shortens chains of points,
+known beforehand, as lookup's are.
 
 Numbers of a rule are leaves: others compile nothing. State is per row, rows are independent, and a new state is a new
 request. Where the chosen tokens are nearly always accepted a rule may still be slow, because it drafts only what is
@@ -18,9 +18,11 @@ import jax
 import jax.numpy as jnp
 
 from specjax.proposers.renewal import copy_confidence  # part of this module's interface
+from specjax.proposers.renewal import judge
 from specjax.proposers.renewal import Renewal
 
-__all__ = ["Confidence", "Entropy", "Fixed", "Heuristic", "LengthRule", "Renewal", "copy_confidence", "cut"]
+__all__ = ["Confidence", "Entropy", "Fixed", "Heuristic", "LengthRule", "Renewal", "copy_confidence", "cut",
+           "judge"]
 
 State = Any
 Number = jax.Array | float
@@ -177,9 +179,9 @@ class Entropy:
 
   The left side estimates a lower bound of the acceptance probability. `factor` .2 is the paper's. Lambda follows a
   target acceptance by the running averages of Draft & Verify (arXiv 2309.08168): the acceptance rate of a round enters
-  with weight 1 - `rate_memory`; lambda moves towards lambda + `pace` where the average is at most `target`, else towards
-  lambda - `pace`, with weight 1 - `memory`. That combination and its numbers are written from descriptions, not from
-  the authors' code. As in `Confidence` the first token is asked about as well.
+  with weight 1 - `rate_memory`; lambda moves towards lambda + `pace` where the average is at most `target`, else
+  towards lambda - `pace`, with weight 1 - `memory`. That combination and its numbers are written from descriptions, not
+  from the authors' code. As in `Confidence` the first token is asked about as well.
   """
   factor: Number = 0.2
   start: Number = 0.2           # lambda of a new request

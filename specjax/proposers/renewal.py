@@ -17,7 +17,7 @@ import jax.numpy as jnp
 Number = jax.Array | float
 
 # Cost of a verify pass over that many nodes, in plain steps: SmolLM2-135M in f32 on two AVX-512 cores, the reference
-# machine. Another model or machine has other numbers.
+# machine; those of 32 and 64 are extrapolated. Another model or machine has other numbers.
 REFERENCE_WIDTHS = (1, 4, 8, 16, 32, 64)
 REFERENCE_COSTS = (1.0, 1.28, 1.50, 1.91, 2.9, 5.2)
 
@@ -40,7 +40,8 @@ class Renewal:
   """Drafts as long as a draft pays by what is known before it, and nothing where none does.
 
   C(g) is `draft_cost` * g and the verify pass in the smallest of the step's `widths` that holds g + 1 nodes: within a
-  width a token costs its draft only, and a wider one must pay for itself.
+  width a token costs its draft only, and a wider one must pay for itself. In a batch the widest draft sets the width of
+  all; a row decides as if it were alone, by the costs of passes over the whole batch.
 
   rho is the row's own emitted tokens over their cost, and `least_rate` at least. Too low an estimate makes drafts too
   long and is raised by what they bring (the iteration of Dinkelbach for ratios). The best of several estimated gains is
@@ -53,7 +54,7 @@ class Renewal:
   A row that stopped drafting tries again after `first_wait` steps with `probe_tokens` tokens, then after twice as many,
   up to `last_wait`, until drafting is worth it again: in the limit a share 1 / last_wait of the steps, that is with the
   defaults .28 / 64 = .4% of the time. A drafter that can judge its drafts against the text without verifying them, as
-  lookup can, needs no such tries (`probe_tokens` 0): it passes `judged` and `agreed` to `observe`.
+  lookup can, needs no such tries (`probe_tokens` 0): it passes what `judge` says to `observe`.
 
   Attributes:
     draft_cost: of one token, in plain steps. A leaf, like all that follow up to `probe_tokens`.
@@ -65,7 +66,8 @@ class Renewal:
     first_wait, last_wait: steps without a draft before the first and before every late try.
     probe_tokens: of such a try; those of the smallest width cost the same.
     widths: nodes that the step can verify, `decode.widths_for(proposer.max_nodes)`; static, within REFERENCE_WIDTHS.
-    reads_laws: static; whether token by token the draft law is asked; if not, `limit` is the best length by past rounds.
+    reads_laws: static; whether the draft law is asked token by token; if not, `limit` is the best length by past
+      rounds.
 
   Raises:
     ValueError: for widths outside the table or not beginning with 1, and for a table of another length.
@@ -78,8 +80,8 @@ class Renewal:
   score_memory: Number = 0.98
   score_weight: Number = 8.0
   least_rate: Number = 1.0
-  rate_memory: Number = 0.95
-  rate_weight: Number = 4.0
+  rate_memory: Number = 0.99
+  rate_weight: Number = 16.0
   first_wait: Number = 8
   last_wait: Number = 64
   probe_tokens: Number = 3
@@ -102,10 +104,11 @@ class Renewal:
     """
     if num_tokens + 1 > self.widths[-1]:
       raise ValueError(f"num_tokens={num_tokens}: with the root that is more than the widest of widths={self.widths}")
-    zeros = lambda *shape: jnp.zeros(shape, jnp.float32)
-    return RenewalState(tried=zeros(batch, num_tokens), passed=zeros(batch, num_tokens), expected=zeros(batch),
-                        right=zeros(batch), tokens=zeros(batch) + self.rate_weight, cost=zeros(batch) + self.rate_weight,
-                        idle=jnp.zeros(batch, jnp.int32), wait=jnp.zeros(batch, jnp.int32) + self.first_wait)
+    zeros = lambda *shape: jnp.zeros((batch, *shape), jnp.float32)
+    none = jnp.zeros(batch, jnp.int32)
+    return RenewalState(tried=zeros(num_tokens), passed=zeros(num_tokens), expected=zeros(), right=zeros(),
+                        tokens=zeros() + self.rate_weight, cost=zeros() + self.rate_weight, idle=none,
+                        wait=none + jnp.asarray(self.first_wait, jnp.int32))
 
   def costs(self, num_tokens: int) -> jax.Array:
     """C(0) .. C(num_tokens): f32[num_tokens + 1]."""
@@ -228,15 +231,32 @@ def best_length(survival: jax.Array, rate: jax.Array, costs: jax.Array, count: j
   return (costs.shape[0] - 1 - jnp.argmax(gain[:, ::-1], axis=1)).astype(jnp.int32)
 
 
+def judge(draft: jax.Array, count: jax.Array, emitted: jax.Array, emitted_count: jax.Array) -> tuple[
+    jax.Array, jax.Array]:
+  """What the text says of a draft, verified or not: `judged` and `agreed` of `Renewal.observe`.
+
+  Args:
+    draft: i32[B, N], of which `count` i32[B] tokens are drafted, before any cut.
+    emitted: i32[B, M], the tokens of the step that followed, `emitted_count` i32[B] of them.
+
+  Returns:
+    i32[B], tokens of the draft that the text has decided; i32[B], how many leading ones of these agree with it.
+  """
+  places = min(draft.shape[1], emitted.shape[1])
+  judged = jnp.minimum(jnp.minimum(count, emitted_count), places).astype(jnp.int32)
+  same = (draft[:, :places] == emitted[:, :places]) & (jnp.arange(places, dtype=jnp.int32)[None] < judged[:, None])
+  return judged, jnp.cumprod(same.astype(jnp.int32), axis=1).sum(-1)
+
+
 def copy_confidence(match: jax.Array, seen: jax.Array, same: jax.Array, novelty: Number = 3.0,
                     power: Number = 1.5) -> jax.Array:
   """Acceptance of a token copied from earlier occurrences of the text's end: same / (seen + novelty * match^-power).
 
-  The text so far, drafted tokens included, ends in `match` tokens that occurred `seen` times before, and `same` of these
-  went on with the drafted token. `novelty` counts occurrences that would go on with something new; the longer the match,
-  the fewer. The form of escape probabilities in text compression (prediction by partial matching). The numbers are
-  fitted to greedy texts of SmolLM2-135M over twelve categories, where one pair served all of them and every place in a
-  draft: a single earlier occurrence of 1, 2, 3, 5 or 10 tokens goes on the same with .25, .49, .63, .79 and .91.
+  The text so far, drafted tokens included, ends in `match` tokens that occurred `seen` times before, and `same` of
+  these went on with the drafted token. `novelty` counts occurrences that would go on with something new; the longer the
+  match, the fewer. The form is that of escape probabilities in text compression (prediction by partial matching). The
+  numbers are fitted to greedy texts of SmolLM2-135M, where one pair served every category and every place in a draft: a
+  single earlier occurrence of 1, 2, 3, 5 or 10 tokens goes on the same with .25, .49, .63, .79 and .91.
 
   Args:
     match, seen, same: i32 or f32[...]; match 0 where nothing matches.

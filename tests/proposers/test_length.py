@@ -117,7 +117,7 @@ def test_rho_finds_its_fixed_point():
 
 
 def play(rule, alphas, steps, num_tokens=7, seed=0):
-  """Runs a rule on drafts accepted with chance `alphas`, a row each, without scores: drafted and accepted i[steps, B]."""
+  """Runs a rule on drafts without scores, accepted with chance `alphas`: drafted and accepted, i[steps, B] each."""
   rng, state, history = np.random.default_rng(seed), make(len(alphas), num_tokens, rule), []
   full = jnp.full(len(alphas), num_tokens)
   for _ in range(steps):
@@ -190,6 +190,14 @@ def test_drafts_that_the_text_judges_need_no_tries():
     state = judge(rule, state, drafted, accepted, judged, jnp.minimum(judged, right))
   assert sum(map(bool, drafts[:60])) <= 3 and not any(drafts[5:60])
   assert drafts[75:] == [7] * 5
+
+
+def test_what_the_text_says_of_a_draft():
+  draft = jnp.asarray([[5, 6, 7, 8]] * 6)
+  emitted = jnp.asarray([[5, 6, 7, 8, 1], [5, 6, 9, 0, 0], [5, 0, 0, 0, 0], [4, 0, 0, 0, 0], [5, 6, 7, 0, 0],
+                         [5, 6, 7, 8, 1]])
+  judged, agreed = length.judge(draft, ints(4, 4, 4, 4, 2, 0), emitted, ints(5, 3, 1, 1, 3, 5))
+  assert judged.tolist() == [4, 3, 1, 1, 2, 0] and agreed.tolist() == [4, 2, 1, 0, 2, 0]
 
 
 def test_scores_are_corrected_by_their_record():
