@@ -23,8 +23,9 @@ from specjax import static_trees
 from specjax.proposers import base
 from specjax.proposers import slots
 
-# How often the successor of each rank is the next token.
-ACCEPTANCE = (0.5, 0.12, 0.06, 0.04, 0.03, 0.02, 0.015, 0.01)
+# How often the successor of each rank is the next token, where there are any: SmolLM2-135M, greedy, 451 places of
+# chat, summaries, code edits and mathematics, with trees of 64 nodes; the last three are smoothed.
+ACCEPTANCE = (0.366, 0.118, 0.071, 0.038, 0.018, 0.017, 0.015, 0.013)
 
 
 @struct.dataclass

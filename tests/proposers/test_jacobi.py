@@ -125,7 +125,7 @@ def test_the_text_is_that_of_plain_decoding(temperature):
 
 
 def fixed_point(greatest, prompt, block):
-  """The iteration as published, of a block that stands still: after each pass, how many tokens are known to be final."""
+  """The iteration as published, of a block at rest: after each pass, how many tokens are known to be final."""
   final = []
   while not final or final[-1] < len(block):
     context = prompt + block
