@@ -33,7 +33,7 @@ def _model(spelt, special, **kwargs):
   merges = []
   for index, token in enumerate(spelt):
     pairs = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
-    merges += [pair for pair in pairs if set(pair) <= set(spelt[:index])][:1]
+    merges += [pair for pair in pairs if set(pair) <= set(spelt[:index])]
   return models.BPE({token: index for index, token in enumerate([*spelt, *special])}, merges, **kwargs)
 
 
@@ -42,6 +42,7 @@ def _finish(backend, special, spelt_in_bytes, *, opens=False, **kwargs):
   ids = {name: backend.token_to_id(kwargs.pop(name)) for name in ("bos", "eos") if name in kwargs}
   if opens:
     first = backend.id_to_token(ids["bos"])
-    backend.post_processor = processors.TemplateProcessing(single=f"{first}:0 $A:0", special_tokens=[(first, ids["bos"])])
+    special = [(first, ids["bos"])]
+    backend.post_processor = processors.TemplateProcessing(single=f"{first}:0 $A:0", special_tokens=special)
   return checkpoints.Tokenizer(backend, byte_level=spelt_in_bytes, bos_id=ids.get("bos"),
                                eos_ids=[ids["eos"]] if "eos" in ids else (), **kwargs)
