@@ -16,6 +16,7 @@ from experiments.harness import methods
 from experiments.harness import rules
 from experiments.harness import settings
 from experiments.harness import table
+from experiments import pairs
 from experiments import workloads
 
 _METHODS = flags.DEFINE_list("methods", ["plain", "ngram"], f"Methods to compare, of {', '.join(methods.NAMES)}; "
@@ -34,6 +35,7 @@ _RESUME = flags.DEFINE_bool("resume", False, "Finish the run in --outdir: reques
 
 
 def main():
+  pairs.apply()
   settings.sampling_params()
   requests = workloads.read_workload(_WORKLOAD.value, categories=_CATEGORIES.value, languages=_LANGUAGES.value,
                                      limit=_LIMIT.value)

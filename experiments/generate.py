@@ -12,6 +12,7 @@ from experiments.harness import logprob_table
 from experiments.harness import methods
 from experiments.harness import rules
 from experiments.harness import settings
+from experiments import pairs
 import specjax
 
 _PROMPT = flags.DEFINE_string("prompt", None, "The user's message.")
@@ -26,6 +27,7 @@ _GREEN, _END = "\x1b[32m", "\x1b[0m"
 
 
 def main():
+  pairs.apply()
   if not _PROMPT.value:
     raise ValueError("--prompt is empty; give the message that the model is to answer")
   if _RAW.value and _SYSTEM.value:

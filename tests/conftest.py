@@ -9,6 +9,7 @@ import pytest
 
 import compiling
 from specjax import tree as tree_lib
+from specjax.proposers import base
 
 # A jaxlib that multiplies wrongly makes every other failure meaningless, so its guard runs first. Then the files that
 # take longest, so that processes which share the files among them end together.
@@ -35,7 +36,7 @@ def few_programs_at_a_time():
 
 
 @struct.dataclass
-class Drafter:
+class Drafter(base.Defaults):
   """Drafts from a table of texts, with a face a row, as leaves: one program is the self drafter, the wrong one, plain.
 
   `wrong_from` is the first wrong draft of a row (0: all are wrong, a large number: none), `limit` how many tokens a

@@ -171,7 +171,7 @@ def test_the_cache_holds_all_but_the_pending_token_and_nothing_behind(make):
 
 
 @struct.dataclass
-class Branches:
+class Branches(proposers.base.Defaults):
   """The self drafter's chain of two hidden in a tree: wrong siblings before and behind, wrong children below them."""
   max_nodes = 8
   max_depth = 2
@@ -212,7 +212,7 @@ def test_a_tree_with_branches(plain, asked):
 
 
 @struct.dataclass
-class Listener:
+class Listener(proposers.base.Defaults):
   """Drafts as `Drafter` does and writes down all that it is told, by position."""
   inner: object
 

@@ -340,7 +340,7 @@ TRACES = []
 
 
 @struct.dataclass
-class Traced:
+class Traced(proposers.base.Defaults):
   """Prompt lookup that counts how often its Python runs."""
   inner: proposers.NGram = struct.field(pytree_node=False, default=proposers.NGram(num_tokens=3))
   max_nodes = 4

@@ -80,8 +80,17 @@ def _shifted(state, turn):
 
 @jax.jit
 def _draft_loop(target, proposer, state):
-  first, _ = decode.draft(target, proposer, state)
-  return jax.lax.fori_loop(0, _TURNS, lambda i, _: decode.draft(target, proposer, _shifted(state, i))[0], first)
+  """Drafts behind another pending token in every turn. A drafter with a cache has been fed all tokens but that one, as
+  in most steps: what feeding the prompt costs belongs to the first."""
+  first, fed = decode.draft(target, proposer, state.replace(length=state.length - 1))
+  state = state.replace(proposer=fed)
+  row = jnp.arange(state.length.shape[0])
+
+  def turn(i, _):
+    other = (state.tokens[row, state.length - 1] + i) % target.vocab_size
+    return decode.draft(target, proposer, state.replace(tokens=state.tokens.at[row, state.length - 1].set(other)))[0]
+
+  return jax.lax.fori_loop(0, _TURNS, turn, first)
 
 
 @functools.partial(jax.jit, static_argnames=("verifier", "width", "depth", "node_ids"))

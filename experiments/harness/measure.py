@@ -119,13 +119,19 @@ def _first_prompt(plan, request):
 
 
 def measure(plan: Plan, report=lambda: None) -> collections.abc.Iterator[list[dict]]:
-  """Yields the records of one batch under all methods and repeats, batch by batch; `report` is called after a run."""
+  """Yields the records of one batch under all methods and repeats, batch by batch; `report` is called after a run.
+
+  What a proposer keeps between requests is its own in every repeat, empty at first, and holds the batches that came
+  before: a request is never drafted from an earlier repeat of itself.
+  """
+  memory = {(name, repeat): proposer.forget() for name, proposer in plan.methods.items()
+            for repeat in range(plan.repeats)}
   for index, batch in enumerate(plan.batches):
-    yield _measure_batch(plan, batch, index, report)
+    yield _measure_batch(plan, memory, batch, index, report)
 
 
-def _measure_batch(plan, batch, index, report):
-  records, names = [], list(plan.methods)
+def _measure_batch(plan, memory, batch, index, report):
+  records, names, learnt = [], list(plan.methods), {}
   conversations = [[] for _ in batch]
   for turn in range(max(len(request.turns) for request in batch)):
     rows = [i for i, request in enumerate(batch) if turn < len(request.turns)]
@@ -137,7 +143,8 @@ def _measure_batch(plan, batch, index, report):
     for repeat in range(plan.repeats):
       shift = (index + repeat) % len(names)
       for name in names[shift:] + names[:shift]:
-        result = _timed(plan, plan.methods[name], prompts, seeds)
+        result = _timed(plan, memory[name, repeat], prompts, seeds)
+        learnt.setdefault((name, repeat), []).append((result.proposer_state, result.token_ids))
         report()
         made = [_record(plan, batch[i], batch, name, repeat, turn, prompts[k], result, k, len(rows))
                 for k, i in enumerate(rows)]
@@ -146,6 +153,9 @@ def _measure_batch(plan, batch, index, report):
     # Equal terms: every method continues the same conversation, with the first method's replies in it.
     for i, reply in zip(rows, replies[names[0]]):
       conversations[i].append({"role": "assistant", "content": reply})
+  for arm, turns in learnt.items():
+    for state, outputs in turns:
+      memory[arm] = memory[arm].remember(state, outputs)
   return records
 
 
@@ -169,7 +179,7 @@ def _record(plan, request, batch, method, repeat, turn, prompt, result, row, row
       "id": request.id, "category": request.category, "language": request.language, "method": method,
       "repeat": repeat, "turn": turn, "batch": batch[0].id, "batch_size": len(batch),
       "temperature": settings.TEMPERATURE.value, "verifier": rules.name_of(plan.verifier),
-      "lossless": rules.keeps_the_law(plan.verifier, plan.methods[method]),
+      "lossless": rules.keeps_the_law(plan.verifier, plan.methods[method]), "driver": result.driver,
       "prompt": request.turns[turn], "prompt_tokens": len(prompt), "prompt_ids": list(prompt),
       "token_ids": ids,
       "pieces": plan.tokenizer.pieces(ids), "from_draft": result.drafted[row, :count].tolist(),
@@ -178,7 +188,7 @@ def _record(plan, request, batch, method, repeat, turn, prompt, result, row, row
       "time_to_first_token_ms": first * 1e3, "latency_ms": total * 1e3,
       "time_per_output_token_ms": (total - first) * 1e3 / later if later else None,
       # Rows of a batch share its time, so that sums over records are wall-clock time.
-      "seconds": total / rows, "decode_seconds": (total - first) / rows,
+      "seconds": total / rows, "decode_seconds": (total - first) / rows, "decode_tokens": later,
       "decode_steps": (int(np.max(result.counters.steps)) - 1) / rows,
   }
 

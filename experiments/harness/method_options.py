@@ -3,6 +3,7 @@ from absl import flags
 
 import specjax
 from specjax import proposers
+from specjax import static_trees
 from specjax.checkpoints import vocabulary_map
 from specjax.proposers import length
 from specjax.proposers import renewal
@@ -13,9 +14,33 @@ MAX_NGRAM = flags.DEFINE_integer("max_ngram", 3, "Longest n-gram that prompt loo
 MIN_NGRAM = flags.DEFINE_integer("min_ngram", 2, "Shortest n-gram that prompt lookup looks for.", lower_bound=1)
 MATCH = flags.DEFINE_enum("ngram_match", "latest", ["latest", "earliest"],
                           "Which occurrence of an n-gram prompt lookup continues.")
+SOURCE = flags.DEFINE_enum("ngram_source", "text", ["text", "prompt", "output"], "Where prompt lookup looks.")
+OVERLAP = flags.DEFINE_bool("ngram_overlap", False, "Prompt lookup continues a match close to the end as a period.")
+LOOKUP_TREE = flags.DEFINE_bool("lookup_tree", False, "suffix and retrieval draft trees instead of chains.")
+MIN_SCORE = flags.DEFINE_float("suffix_min_score", 0.0, "Least number of accepted tokens that suffix must expect of a "
+                               "draft.", lower_bound=0)
+STORE = flags.DEFINE_integer("suffix_store", 0, "Tokens of earlier outputs that suffix keeps and looks up as well.",
+                             lower_bound=0)
+DATASTORE = flags.DEFINE_string("datastore", None, "File of experiments.build_datastore, for retrieval.")
+FALLBACK = flags.DEFINE_list("fallback", ["suffix", "draft_model"], "Methods that fallback tries in order, until one "
+                             "has a draft.")
 DRAFT = flags.DEFINE_string("draft", None, "The draft model: a known name, a path or a Hub id, as --target.")
 EXIT_LAYER = flags.DEFINE_integer("exit_layer", None, "Layers of the target that draft in early_exit; a third of them "
                                   "by default.", lower_bound=1)
+SKIPPED = flags.DEFINE_list("skip_layers", None, "Layers of the target that layer_skip leaves out; by default every "
+                            "second one of the middle half.")
+NODES = flags.DEFINE_integer("tree_nodes", None, "Nodes of a drafted tree, root included; each method has its own "
+                             "default.", lower_bound=2)
+SHAPE = flags.DEFINE_list("tree_shape", ["2", "2", "1"], "draft_tree: children of every node, level by level; or "
+                          "sequoia: the best shape of --tree_nodes nodes for --tree_acceptance.")
+ACCEPTANCE = flags.DEFINE_list("tree_acceptance", ["0.6", "0.15", "0.07", "0.04"], "--tree_shape=sequoia: how often the "
+                               "child of each rank is the accepted one.")
+CHILDREN = flags.DEFINE_enum("tree_children", "top_k", ["top_k", "independent", "without_replacement"],
+                             "draft_tree: the most probable children, or draws of them.")
+DEPTH = flags.DEFINE_integer("tree_depth", 4, "Levels that dynamic_tree grows, and that sequoia may have.",
+                             lower_bound=1)
+BEAM = flags.DEFINE_integer("tree_beam", 4, "Nodes of a level that dynamic_tree expands, and children of each.",
+                            lower_bound=1)
 SAMPLED = flags.DEFINE_bool("draft_sampled", False, "Model drafters draw their tokens instead of taking the greedy one; "
                             "use it with --verifier=rejection, block, recursive or traversal.")
 TEMPERATURE = flags.DEFINE_float("draft_temperature", None, "Temperature of drawn drafts; the request's by default.",
@@ -35,9 +60,41 @@ def tokens(default: int) -> int:
   return DRAFT_TOKENS.value or default
 
 
-def drawing() -> proposers.Drawing:
-  """How model drafters take tokens."""
-  return proposers.Drawing(sampled=SAMPLED.value, temperature=TEMPERATURE.value, top_k=TOP_K.value, top_p=TOP_P.value)
+def nodes(default: int) -> int:
+  """How many nodes a tree has."""
+  return NODES.value or default
+
+
+def tree_shape() -> tuple[int, ...]:
+  """The parents of --tree_shape.
+
+  Raises:
+    ValueError: names the flag.
+  """
+  try:
+    if SHAPE.value == ["sequoia"]:
+      acceptance = [float(x) for x in ACCEPTANCE.value]
+      return static_trees.best_first(acceptance, nodes(16), DEPTH.value).parents
+    return static_trees.fixed([int(x) for x in SHAPE.value]).parents
+  except ValueError as error:
+    raise ValueError(f"--tree_shape={','.join(SHAPE.value)}, --tree_acceptance={','.join(ACCEPTANCE.value)}: a shape is "
+                     f"numbers of children such as 3,2,1, or sequoia with shares in (0, 1]: {error}") from error
+
+
+def skipped_layers(layers: int) -> tuple[int, ...]:
+  """The layers of --skip_layers, of a target of `layers`."""
+  if SKIPPED.value is None:
+    return tuple(range(layers // 4, max(layers * 3 // 4, layers // 4 + 1), 2))
+  try:
+    return tuple(int(x) for x in SKIPPED.value)
+  except ValueError as error:
+    raise ValueError(f"--skip_layers={','.join(SKIPPED.value)}: it takes indices of layers, such as 3,5,7") from error
+
+
+def drawing(sampled: bool | None = None) -> proposers.Drawing:
+  """How model drafters take tokens; `sampled` is that of --draft_sampled unless given."""
+  sampled = SAMPLED.value if sampled is None else sampled
+  return proposers.Drawing(sampled=sampled, temperature=TEMPERATURE.value, top_k=TOP_K.value, top_p=TOP_P.value)
 
 
 def length_rule():
@@ -75,4 +132,10 @@ def check(widest: int) -> None:
   if THRESHOLD.value != length.Confidence.threshold and LENGTH.value != "confidence":
     raise ValueError(f"--confidence_threshold={THRESHOLD.value} belongs to --draft_length=confidence; leave it out or "
                      "set that")
-  drawing().check()
+  sampled = SAMPLED.value or CHILDREN.value != "top_k"
+  if not sampled:
+    for flag in (TEMPERATURE, TOP_K, TOP_P):
+      if flag.value is not None:
+        raise ValueError(f"--{flag.name}={flag.value} is for drafts that are drawn; add --draft_sampled, or "
+                         "--tree_children=independent or without_replacement, or leave it out")
+  drawing(sampled).check()

@@ -3,14 +3,10 @@ import dataclasses
 import sys
 from typing import Callable
 
-from absl import flags
-
 from experiments.harness import method_options as options
 from specjax import decode
 from specjax import proposers
-
-_FALLBACK = flags.DEFINE_list("fallback", ["suffix", "draft_model"], "Methods that --methods=fallback tries in order, "
-                              "until one has a draft.")
+from specjax.proposers import recycling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +27,24 @@ class Method:
 def _ngram(given):
   del given
   return proposers.NGram(max_ngram=options.MAX_NGRAM.value, min_ngram=options.MIN_NGRAM.value,
-                         num_tokens=options.tokens(7), match=options.MATCH.value)
+                         num_tokens=options.tokens(7), match=options.MATCH.value, source=options.SOURCE.value,
+                         overlap=options.OVERLAP.value)
+
+
+def _suffix(given):
+  del given
+  proposer = proposers.Suffix(num_tokens=options.tokens(7), tree=options.LOOKUP_TREE.value,
+                              min_score=options.MIN_SCORE.value)
+  return proposer.with_store(options.STORE.value) if options.STORE.value else proposer
+
+
+def _retrieval(given):
+  return proposers.Retrieval.load(options.DATASTORE.value, given.tokenizer, num_tokens=options.tokens(7),
+                                  tree=options.LOOKUP_TREE.value)
+
+
+def _recycling(given):
+  return recycling.recycling(given.target.vocab_size, num_nodes=options.nodes(32))
 
 
 def _draft_model(given):
@@ -39,21 +52,46 @@ def _draft_model(given):
                               length=options.length_rule())
 
 
+def _draft_tree(given):
+  children = options.CHILDREN.value
+  return proposers.DraftTree(model=options.drafter(given), parents=options.tree_shape(), children=children,
+                             drawing=options.drawing(sampled=children != "top_k"))
+
+
+def _dynamic_tree(given):
+  return proposers.DynamicTree(model=options.drafter(given), nodes=options.nodes(16), depth=options.DEPTH.value,
+                               beam=options.BEAM.value)
+
+
 def _early_exit(given):
+  proposers.base.layers_of(given.target, "early_exit")
   layers = options.EXIT_LAYER.value or max(1, given.target.config.layers // 3)
   return proposers.EarlyExit(exit_layer=layers, num_tokens=options.tokens(3), drawing=options.drawing(),
                              length=options.length_rule())
 
 
+def _layer_skip(given):
+  skipped = options.skipped_layers(proposers.base.layers_of(given.target, "layer_skip"))
+  return proposers.LayerSkip(skipped=skipped, num_tokens=options.tokens(3), drawing=options.drawing(),
+                             length=options.length_rule())
+
+
 def _fallback(given):
-  return proposers.Fallback(tuple(build(name, given) for name in _FALLBACK.value))
+  return proposers.Fallback(tuple(build(name, given) for name in options.FALLBACK.value))
 
 
 _METHODS = {
     "plain": Method(lambda given: proposers.Plain()),
     "ngram": Method(_ngram),
+    "suffix": Method(_suffix),
+    "retrieval": Method(_retrieval, needs=options.DATASTORE),
+    "recycling": Method(_recycling),
+    "jacobi": Method(lambda given: proposers.Jacobi(num_tokens=options.tokens(7))),
     "draft_model": Method(_draft_model, needs=options.DRAFT),
+    "draft_tree": Method(_draft_tree, needs=options.DRAFT),
+    "dynamic_tree": Method(_dynamic_tree, needs=options.DRAFT),
     "early_exit": Method(_early_exit),
+    "layer_skip": Method(_layer_skip),
     "fallback": Method(_fallback),
 }
 NAMES = tuple(_METHODS)
@@ -85,9 +123,9 @@ def check(names: list[str]) -> list[str]:
 
 def _missing(name):
   """The flag that a method lacks, if any; for a fallback those of its parts count."""
-  for part in [name, *(_FALLBACK.value if name == "fallback" else [])]:
+  for part in [name, *(options.FALLBACK.value if name == "fallback" else [])]:
     if part not in _METHODS or part in ("fallback", "plain") and part != name:
-      raise ValueError(f"--fallback={','.join(_FALLBACK.value)}: {part!r} is no method that drafts; those are "
+      raise ValueError(f"--fallback={','.join(options.FALLBACK.value)}: {part!r} is no method that drafts; those are "
                        f"{', '.join(n for n in NAMES if n not in ('plain', 'fallback'))}")
     needed = _METHODS[part].needs
     if needed is not None and not needed.value:

@@ -6,7 +6,7 @@ import numpy as np
 from experiments.harness import statistics
 from specjax import counters as counters_lib
 
-_COUNTED = ("steps", "output_tokens", "drafted_tokens", "accepted_tokens", "strayed")
+_COUNTED = ("steps", "output_tokens", "drafted_tokens", "accepted_tokens", "strayed", "steps_beyond_draft_context")
 _PER_POSITION = ("drafted_per_position", "trials_per_position", "accepted_per_position")
 
 
@@ -57,7 +57,7 @@ def _by_request(records):
 def _group(requests, base, method, baseline, costs, memory, gaps):
   everything = [r for records in requests.values() for r in records]
   first = [r for r in everything if r["repeat"] == 0]  # repeats differ in time, not in text or counts
-  totals = {name: sum(r["counters"][name] for r in first) for name in _COUNTED}
+  totals = {name: sum(r["counters"].get(name, 0) for r in first) for name in _COUNTED}
   totals |= {name: np.sum([r["counters"][name] for r in first], axis=0).tolist() for name in _PER_POSITION}
   greedy = all(r["temperature"] == 0 for r in first)
   step_ms = _step_ms(everything)
@@ -97,6 +97,7 @@ def _speedups(requests, base, costs, base_costs):
   return {
       "speedup": statistics.speedup(*pair(paired)),
       "speedup_interval": statistics.speedup_interval([a for a, _ in pooled], [b for _, b in pooled]),
+      "decode_speedup": _decode_rate([requests[k] for k in paired], [base[k] for k in paired]),
       "speedup_without_repeats": statistics.speedup(*pair([k for k in paired if not repeats(k)])),
       "predicted_speedup": _predicted([requests[k] for k in paired], [base[k] for k in paired], costs, base_costs),
   }
@@ -109,6 +110,16 @@ def _tokens_and_seconds(records):
     turns[record["turn"]].append(record)
   tokens = sum(len(t[0]["token_ids"]) for t in turns.values())
   return tokens, float(sum(np.median([r["seconds"] for r in t]) for t in turns.values()))
+
+
+def _decode_rate(ours, base):
+  """How much faster tokens come behind the first step, prefill apart."""
+  def rate(requests):
+    records = [r for records in requests for r in records]
+    seconds = sum(r["decode_seconds"] for r in records)
+    return sum(r["decode_tokens"] for r in records) / seconds if seconds > 0 else None
+  rates = rate(ours), rate(base)
+  return rates[0] / rates[1] if all(rates) else None
 
 
 def _latencies(requests):

@@ -3,7 +3,7 @@ from experiments.report import tables
 
 _COLUMNS = (
     ("requests", 8), ("tokens", 7), ("tok/step", 8), ("accept", 7), ("tok/s", 7),
-    ("speedup", 7), ("95% interval", 13),
+    ("speedup", 7), ("95% interval", 13), ("decode", 6),
     ("no repeats", 10), ("repeated", 8), ("TTFT ms", 8), ("p50 ms", 8), ("p95 ms", 8), ("p99 ms", 8),
     ("identical", 9))
 
@@ -35,7 +35,7 @@ def _cells(g):
   latency = g["latency_ms"] or {}
   return [str(g["requests"]), str(g["output_tokens"]), number(g["tokens_per_step"]),
           number(g["acceptance_rate"]), number(g["tokens_per_second"], 1), number(g["speedup"]),
-          f"{interval[0]:.2f} to {interval[1]:.2f}" if interval else "-",
+          f"{interval[0]:.2f} to {interval[1]:.2f}" if interval else "-", number(g.get("decode_speedup")),
           number(g["speedup_without_repeats"]), f"{g['repeated_share']:.0%}",
           number((g["time_to_first_token_ms"] or {}).get("p50"), 0), number(latency.get("p50"), 0),
           number(latency.get("p95"), 0), number(latency.get("p99"), 0),

@@ -8,8 +8,13 @@ from specjax.proposers.draft_tree import DraftTree
 from specjax.proposers.dynamic_tree import DynamicTree
 from specjax.proposers.early_exit import EarlyExit
 from specjax.proposers.fallback import Fallback
+from specjax.proposers.jacobi import Jacobi
+from specjax.proposers.layer_skip import LayerSkip
 from specjax.proposers.ngram import NGram
 from specjax.proposers.plain import Plain
+from specjax.proposers.recycling import Recycling
+from specjax.proposers.retrieval import Retrieval
+from specjax.proposers.suffix import Suffix
 
-__all__ = ["Committed", "Context", "DraftModel", "DraftTree", "Drawing", "DynamicTree",
-           "EarlyExit", "Fallback", "NGram", "Plain", "Proposer"]
+__all__ = ["Committed", "Context", "DraftModel", "DraftTree", "Drawing", "DynamicTree", "EarlyExit", "Fallback", "Jacobi",
+           "LayerSkip", "NGram", "Plain", "Proposer", "Recycling", "Retrieval", "Suffix"]

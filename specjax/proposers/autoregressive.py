@@ -99,7 +99,7 @@ def draft_chain(advance: Callable, extra: Any, logits: jax.Array, context: base.
   root = context.length - 1
   is_end = lambda token: (token[:, None] == context.rules.eos).any(-1)
   row = jnp.arange(batch)
-  reads_laws = getattr(rule, "reads_laws", False)
+  reads_laws = rule.reads_laws
 
   def take(index, logits, carry):
     """Decides whether drafted token `index` follows, and draws it."""

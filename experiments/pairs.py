@@ -1,0 +1,41 @@
+"""Targets with a draft model that goes with them, by name: what --pair stands for."""
+import dataclasses
+
+from absl import flags
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+  """Names of two models, as --target and --draft take them.
+
+  Attributes:
+    same_vocabulary: whether the drafter's ids are the target's; otherwise methods for another vocabulary take it.
+  """
+  target: str
+  draft: str
+  same_vocabulary: bool
+
+
+PAIRS = {
+    "qwen2.5-coder": Pair("qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b", same_vocabulary=True),
+    "qwen2.5-coder-smollm2": Pair("qwen2.5-coder-1.5b", "smollm2-135m", same_vocabulary=False),
+    "smollm2-qwen2.5-coder": Pair("smollm2-135m", "qwen2.5-coder-0.5b", same_vocabulary=False),
+}
+PAIR = flags.DEFINE_enum("pair", None, list(PAIRS), "A target and its draft model: short for --target and --draft.")
+
+
+def apply() -> None:
+  """Sets --target and --draft to those of --pair.
+
+  Raises:
+    ValueError: for one of them given beside it.
+  """
+  if PAIR.value is None:
+    return
+  pair = PAIRS[PAIR.value]
+  for name in ("target", "draft"):
+    flag = flags.FLAGS[name]
+    if not flag.using_default_value:
+      raise ValueError(f"--pair={PAIR.value} stands for --{name}={getattr(pair, name)}, and --{name}={flag.value} was "
+                       "given as well; leave one of the two out")
+    flag.value = getattr(pair, name)
