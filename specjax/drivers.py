@@ -4,12 +4,16 @@ Both run the same compiled program, a loop of steps with a bound on their number
 a first call of one step that times the first token; `stream` gives it one. Length is a static shape: a program ends
 when a running row would leave its bucket of slots, and the host copies the state into the next.
 
+A proposer that says `host = True` drafts in Python, between the two halves of a step: both drivers then run one step a
+turn, its second half compiled. `GenerateResult.driver` says which it was.
+
 Letters: B batch rows, S slots, N output tokens.
 """
 import collections.abc
 import dataclasses
 import functools
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,15 +22,16 @@ import numpy as np
 from specjax import checkpoints
 from specjax import counters as counters_lib
 from specjax import decode
-from specjax import keys as keys_lib
 from specjax import logprobs as logprobs_lib
 from specjax import sampling
+from specjax import starting
 from specjax import stopping
 from specjax import tree as tree_lib
 from specjax.verifiers import point
 
-CHUNKS = (16, 32, 64, 96, 128, 192, 256)  # prompt tokens of one prefill program
-_FIRST_BUCKET = 256     # slots; each further bucket is twice as large
+# How a batch starts stands in a module of its own; its users find it here as well.
+start, prefill, bucket, chunks, CHUNKS = (starting.start, starting.prefill, starting.bucket, starting.chunks,
+                                          starting.CHUNKS)
 _NO_BOUND = np.int32(2**31 - 1)
 
 
@@ -36,11 +41,12 @@ class Timings:
   first_token: float        # from the call to the end of the first step: prefill and one verify pass
   total: float              # from the call to the last token
   first_tokens: np.ndarray  # i32[B]; output tokens of the first step, so decoding made the others
+  draft_seconds: float = 0.0  # spent in drafting on the host; drafts made on the device are not told apart
 
 
 @dataclasses.dataclass(frozen=True)
 class GenerateResult:
-  """What `generate` returns; arrays are NumPy."""
+  """What `generate` returns; arrays are NumPy unless it says otherwise."""
   tokens: np.ndarray               # i32[B, N]; output tokens, -1 behind the end
   lengths: np.ndarray              # i32[B]; output tokens of each row
   drafted: np.ndarray              # bool[B, N]; tokens that were accepted drafts
@@ -48,6 +54,8 @@ class GenerateResult:
   counters: counters_lib.Counters  # NumPy arrays, a row each
   timings: Timings
   logprobs: logprobs_lib.Logprobs | None = None  # of the output tokens, NumPy arrays, 0 behind the end; if asked for
+  driver: str = "device"           # or "host": the proposer drafted in Python
+  proposer_state: Any = None       # the proposer's last state, on the device; what `Proposer.remember` takes
 
   @property
   def token_ids(self) -> list[list[int]]:
@@ -99,13 +107,15 @@ def generate(target, proposer, prompts, params: sampling.SamplingParams | None =
   begin = time.perf_counter()
   state = start(target, proposer, prompts, params, max_new_tokens=max_new_tokens, key=key, eos_ids=eos_ids,
                 stop_sequences=stop_sequences, verifier=verifier, constraint=constraint, logprobs=logprobs)
-  state = jax.block_until_ready(advance(target, proposer, state, np.int32(1), verifier=verifier))
+  state, drafting = jax.block_until_ready(_run(target, proposer, state, np.int32(1), verifier))
   first = time.perf_counter()
   first_tokens = np.asarray(state.length - state.start)
   while (roomy := make_room(target, proposer, state)) is not None:
-    state = advance(target, proposer, roomy, _NO_BOUND, verifier=verifier)
+    state, seconds = _run(target, proposer, roomy, _NO_BOUND, verifier)
+    drafting += seconds
   end = time.perf_counter()
-  return _result(state, Timings(first_token=first - begin, total=end - begin, first_tokens=first_tokens))
+  return _result(state, Timings(first_token=first - begin, total=end - begin, first_tokens=first_tokens,
+                                draft_seconds=drafting), "host" if starting.on_host(proposer) else "device")
 
 
 def stream(target, proposer, prompts, params: sampling.SamplingParams | None = None, *, tokenizer=None,
@@ -125,7 +135,7 @@ def stream(target, proposer, prompts, params: sampling.SamplingParams | None = N
   texts = [checkpoints.TextStream(tokenizer) if tokenizer is not None else None for _ in prompts]
   before = np.asarray(state.length)
   while (roomy := make_room(target, proposer, state)) is not None:
-    state = advance(target, proposer, roomy, np.int32(1), verifier=verifier)
+    state, _ = _run(target, proposer, roomy, np.int32(1), verifier)
     length, reason, tokens, drafted, known = jax.device_get(
         (state.length, state.reason, state.tokens, state.drafted, state.logprobs))
     for row in np.flatnonzero(length > before):
@@ -142,112 +152,6 @@ def stream(target, proposer, prompts, params: sampling.SamplingParams | None = N
     before = length
 
 
-def start(target, proposer, prompts, params=None, *, max_new_tokens=128, key=None, eos_ids=None, stop_sequences=(),
-          verifier=point.Point(), constraint=None, logprobs=None) -> decode.DecodeState:
-  """The state behind the prefill, ready for the first step. Arguments and errors as in `generate`."""
-  rows = len(prompts)
-  if not rows:
-    raise ValueError("no prompts were given; at least one is needed")
-  budget = np.asarray(max_new_tokens)
-  if budget.dtype.kind not in "iu" or budget.shape not in ((), (rows,)):
-    raise ValueError(f"max_new_tokens={max_new_tokens!r}: it must be a whole number, or {rows} of them, one a row")
-  budget = np.broadcast_to(budget, (rows,)).astype(np.int64)
-  prompts = [np.asarray(prompt) for prompt in prompts]
-  _check(target, prompts, budget)
-  lengths = np.array([len(prompt) for prompt in prompts], np.int32)
-  limit = (lengths + budget).astype(np.int32)
-  slots = bucket(int(np.max(np.minimum(lengths + proposer.max_depth + 1, limit))), target.max_context)
-  tokens = np.zeros((rows, slots), np.int32)
-  for row, prompt in enumerate(prompts):
-    tokens[row, :len(prompt)] = prompt
-  params = (params or sampling.SamplingParams()).batch(rows, target.vocab_size)
-  eos_ids = _end_ids(target, eos_ids)
-  params.check_ends(eos_ids, budget, target.vocab_size)
-  if constraint is not None:
-    least = np.zeros(rows, np.int32) if params.min_new_tokens is None else np.asarray(params.min_new_tokens)
-    constraint.check(target.vocab_size, eos_ids, least, params)
-    constraint = _copied(constraint)
-  if logprobs is not None and (type(logprobs) is not int or not 0 <= logprobs <= target.vocab_size):
-    raise ValueError(f"logprobs={logprobs!r}: it must be between 0 and the vocabulary's size, {target.vocab_size}, a "
-                     "whole number; leave it out for none")
-  widths = len(decode.widths_for(proposer.max_nodes))
-  # A capacity of its own for every request would be a shape of its own, and a compilation.
-  capacity = bucket(int(limit.max()), target.max_context)
-  state = decode.DecodeState(
-      tokens=jnp.asarray(tokens), drafted=jnp.zeros((rows, slots), bool), length=jnp.asarray(lengths),
-      start=jnp.asarray(lengths), limit=jnp.asarray(limit), reason=jnp.zeros((rows,), jnp.int32),
-      cache=None, proposer=None, keys=None, params=params,
-      rules=stopping.stop_rules(rows, eos_ids, stop_sequences),
-      counters=counters_lib.zero_counters(rows, proposer.max_depth, widths),
-      constraint=constraint, constraint_state=None if constraint is None else _copied(constraint.init(rows)),
-      logprobs=None if logprobs is None else logprobs_lib.empty(rows, slots, logprobs))
-  fill = lambda cache, proposer_state, keys: state.replace(cache=cache, proposer=proposer_state, keys=keys)
-  fresh = (target, proposer, jax.random.key(0) if key is None else key, params.seed)
-  sizes = dict(slots=slots, capacity=capacity)
-  _check_verifier(proposer, verifier)
-  if proposer.max_nodes > 1 and keys_lib.STOP in verifier.purposes:  # others look at no q
-    _check_drafts(target, proposer, verifier, fill(*_fresh.eval_shape(*fresh, **sizes)))
-  state = fill(*_fresh(*fresh, **sizes))
-  for chunk in chunks(int(lengths.max()) - 1):
-    state = prefill(target, proposer, state, _causal(chunk))
-  return state
-
-
-def _copied(tree):
-  """New buffers: the state is donated step after step, what the caller gave must outlive it, and no two of its leaves
-  may be one."""
-  return jax.tree.map(functools.partial(jnp.array, copy=True), tree)
-
-
-@functools.partial(jax.jit, static_argnames=("slots", "capacity"))
-def _fresh(target, proposer, key, seeds, *, slots, capacity):
-  """Cache, proposer state and row keys of a new batch, in one dispatch."""
-  rows = seeds.shape[0]
-  return target.init_cache(rows, slots), proposer.init(target, rows, capacity), keys_lib.row_keys(key, seeds)
-
-
-def _check_verifier(proposer, verifier):
-  if verifier.chain_only and proposer.max_nodes > proposer.max_depth + 1:
-    raise ValueError(f"{type(verifier).__name__} verifies chains only, and {type(proposer).__name__} drafts trees "
-                     f"({proposer.max_nodes} nodes in a depth of {proposer.max_depth}); use Point, Recursive or "
-                     "Traversal, or a drafter of chains")
-
-
-def _check_drafts(target, proposer, verifier, state):
-  """Refuses drafts that the verifier cannot judge. Of `state` the shapes are looked at only: nothing is compiled."""
-  name, drafter = type(verifier).__name__, type(proposer).__name__
-  tree, _ = _draft.eval_shape(target, proposer, state)
-  if not verifier.needs_q:
-    return
-  if tree.q is None:
-    raise ValueError(f"{name} needs sampled drafts and the law q that they were drawn from, and {drafter} makes point "
-                     "drafts; use Point, or a drafter that samples")
-  try:
-    _law.eval_shape(tree, verifier=verifier, depth=proposer.max_depth, vocabulary=target.vocab_size)
-  except ValueError as error:
-    raise ValueError(f"{name} cannot verify the drafts of {drafter}: {error}") from error
-
-
-# Traced to see what a proposer drafts; run by `warm_up` only.
-_draft = jax.jit(decode.draft)
-
-
-@functools.partial(jax.jit, static_argnames=("verifier", "depth", "vocabulary"))
-def _law(tree, *, verifier, depth, vocabulary):
-  return verifier.law(jnp.zeros((*tree.tokens.shape, vocabulary)), tree, depth)
-
-
-def chunks(tokens: int) -> list[int]:
-  """Sizes of the prefill programs that together hold `tokens`: few, and little of them empty."""
-  sizes = []
-  while tokens > 0:
-    above = next((size for size in CHUNKS if size >= tokens), CHUNKS[-1])
-    below = max((size for size in CHUNKS if size <= tokens), default=above)
-    sizes.append(above if 3 * above <= 4 * tokens else below)
-    tokens -= sizes[-1]
-  return sizes
-
-
 def warm_up(target, proposer, prompts, params=None, *, max_new_tokens=128, verifier=point.Point(), **kwargs) -> None:
   """Compiles all that `generate` runs for such a batch: its prefill, and a step in every bucket that it can reach.
 
@@ -256,15 +160,31 @@ def warm_up(target, proposer, prompts, params=None, *, max_new_tokens=128, verif
   """
   state = start(target, proposer, prompts, params, max_new_tokens=max_new_tokens, verifier=verifier, **kwargs)
   last = bucket(int(np.max(state.limit)), target.max_context)
-  if proposer.max_nodes > 1 and _draft.eval_shape(target, proposer, state)[0].q is not None:
-    tree_lib.check(_draft(target, proposer, state)[0], target.vocab_size)
+  if proposer.max_nodes > 1:
+    if starting.on_host(proposer):
+      tree, _ = decode.draft(target, proposer, state)
+    elif (tree := starting.draft.eval_shape(target, proposer, state)[0]).q is not None:
+      tree, _ = starting.draft(target, proposer, state)
+    if tree.q is not None:
+      tree_lib.check(tree, target.vocab_size)
   while True:
-    state = advance(target, proposer, state, np.int32(1), verifier=verifier)
+    state, _ = _run(target, proposer, state, np.int32(1), verifier)
     slots = state.tokens.shape[1]
     if slots >= last:
       break
     state = _grow(state, bucket(slots + 1, last))
   jax.block_until_ready(state)
+
+
+def _run(target, proposer, state, max_steps, verifier):
+  """Steps up to `max_steps`, one if the proposer drafts on the host; and the seconds that such drafting took."""
+  if not starting.on_host(proposer):
+    return advance(target, proposer, state, max_steps, verifier=verifier), 0.0
+  jax.block_until_ready(state)
+  begin = time.perf_counter()
+  tree, proposer_state = jax.block_until_ready(decode.draft(target, proposer, state))
+  seconds = time.perf_counter() - begin
+  return conclude(target, proposer, state.replace(proposer=proposer_state), tree, verifier=verifier), seconds
 
 
 @functools.partial(jax.jit, static_argnames="verifier", donate_argnames="state")
@@ -279,20 +199,15 @@ def advance(target, proposer, state: decode.DecodeState, max_steps, *, verifier)
   return jax.lax.while_loop(go_on, body, (state, jnp.int32(0)))[0]
 
 
-prefill = jax.jit(decode.prefill_chunk, donate_argnames="state")
+@functools.partial(jax.jit, static_argnames="verifier", donate_argnames="state")
+def conclude(target, proposer, state: decode.DecodeState, tree, *, verifier) -> decode.DecodeState:
+  """What follows in a step whose `tree` was drafted on the host: its verification and the commit."""
+  return decode.commit(target, proposer, state, decode.verify(target, proposer, verifier, state, tree))
 
 
 def compiled_programs() -> int:
   """How many programs the drivers hold compiled; unchanged over a call that compiled nothing."""
-  return sum(function._cache_size() for function in (advance, prefill, _fresh, _grow))
-
-
-def bucket(needed: int, greatest: int) -> int:
-  """The smallest bucket of slots that holds `needed`: 256 times a power of two, at most `greatest`."""
-  slots = _FIRST_BUCKET
-  while slots < needed:
-    slots *= 2
-  return max(min(slots, greatest), needed)
+  return sum(function._cache_size() for function in (advance, conclude, prefill, starting.fresh, _grow))
 
 
 def make_room(target, proposer, state: decode.DecodeState) -> decode.DecodeState | None:
@@ -319,40 +234,8 @@ def _fits(proposer, state):
   return jnp.max(jnp.where(state.active, wanted, 0)) <= state.tokens.shape[1]
 
 
-@functools.lru_cache
-def _causal(size: int):
-  return np.tril(np.ones((size, size), bool))
-
-
-def _end_ids(target, eos_ids):
-  if eos_ids is None:
-    return target.eos_ids
-  ids = np.atleast_1d(np.asarray(eos_ids, object)).tolist()
-  wrong = [token for token in ids if not isinstance(token, (int, np.integer)) or not 0 <= token < target.vocab_size]
-  if wrong:
-    raise ValueError(f"eos_ids holds {wrong[0]!r}: it is a list of ids, 0 to {target.vocab_size - 1}, for all rows")
-  return tuple(map(int, ids))
-
-
-def _check(target, prompts, budget):
-  for row, (prompt, new) in enumerate(zip(prompts, budget)):
-    if not prompt.size:
-      raise ValueError(f"prompt {row} is empty; it needs at least one token")
-    if prompt.ndim != 1 or prompt.dtype.kind not in "iu":
-      raise ValueError(f"prompt {row} holds {prompt.ravel()[0].item()!r}; a prompt is a list of token ids (whole "
-                       "numbers): encode text with the target's tokenizer first")
-    if prompt.min() < 0 or prompt.max() >= target.vocab_size:
-      raise ValueError(f"prompt {row} holds id {int(prompt.max() if prompt.min() >= 0 else prompt.min())}; "
-                       f"ids of this target are 0 to {target.vocab_size - 1}")
-    if new < 1:
-      raise ValueError(f"max_new_tokens={int(new)} in row {row}: it must be 1 or more")
-    if prompt.size + new > target.max_context:
-      raise ValueError(f"prompt {row} has {prompt.size} tokens and max_new_tokens={int(new)}, together more than the "
-                       f"target's context of {target.max_context}; shorten the prompt or lower max_new_tokens to "
-                       f"{max(target.max_context - prompt.size, 0)}")
-
-
-def _result(state, timings):
+def _result(state, timings, driver):
+  proposer_state = state.proposer
   state = jax.device_get(state.replace(cache=(), proposer=(), keys=(), constraint=None, constraint_state=None))
   lengths = (state.length - state.start).astype(np.int32)
   width = int((state.limit - state.start).max())
@@ -366,4 +249,5 @@ def _result(state, timings):
 
   return GenerateResult(tokens=output(state.tokens, fill=-1), lengths=lengths, drafted=output(state.drafted),
                         finish_reasons=tuple(stopping.REASONS[r] for r in state.reason), counters=state.counters,
-                        timings=timings, logprobs=jax.tree.map(output, state.logprobs))
+                        timings=timings, logprobs=jax.tree.map(output, state.logprobs), driver=driver,
+                        proposer_state=proposer_state)

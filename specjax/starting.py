@@ -1,0 +1,180 @@
+"""How a batch starts: what is refused, the state, and the prefill. Both drivers begin here.
+
+Everything is checked before anything is compiled: prompts, budgets, parameters, and whether the verifier can judge what
+the proposer drafts, which is known from shapes alone.
+
+Letters: B batch rows, S slots.
+"""
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import counters as counters_lib
+from specjax import decode
+from specjax import keys as keys_lib
+from specjax import logprobs as logprobs_lib
+from specjax import sampling
+from specjax import stopping
+from specjax.verifiers import point
+
+CHUNKS = (16, 32, 64, 96, 128, 192, 256)  # prompt tokens of one prefill program
+_FIRST_BUCKET = 256     # slots; each further bucket is twice as large
+
+
+def start(target, proposer, prompts, params=None, *, max_new_tokens=128, key=None, eos_ids=None, stop_sequences=(),
+          verifier=point.Point(), constraint=None, logprobs=None) -> decode.DecodeState:
+  """The state behind the prefill, ready for the first step. Arguments and errors as in `generate`."""
+  rows = len(prompts)
+  if not rows:
+    raise ValueError("no prompts were given; at least one is needed")
+  budget = np.asarray(max_new_tokens)
+  if budget.dtype.kind not in "iu" or budget.shape not in ((), (rows,)):
+    raise ValueError(f"max_new_tokens={max_new_tokens!r}: it must be a whole number, or {rows} of them, one a row")
+  budget = np.broadcast_to(budget, (rows,)).astype(np.int64)
+  prompts = [np.asarray(prompt) for prompt in prompts]
+  _check(target, prompts, budget)
+  lengths = np.array([len(prompt) for prompt in prompts], np.int32)
+  limit = (lengths + budget).astype(np.int32)
+  slots = bucket(int(np.max(np.minimum(lengths + proposer.max_depth + 1, limit))), target.max_context)
+  tokens = np.zeros((rows, slots), np.int32)
+  for row, prompt in enumerate(prompts):
+    tokens[row, :len(prompt)] = prompt
+  params = (params or sampling.SamplingParams()).batch(rows, target.vocab_size)
+  eos_ids = _end_ids(target, eos_ids)
+  params.check_ends(eos_ids, budget, target.vocab_size)
+  if constraint is not None:
+    least = np.zeros(rows, np.int32) if params.min_new_tokens is None else np.asarray(params.min_new_tokens)
+    constraint.check(target.vocab_size, eos_ids, least, params)
+    constraint = _copied(constraint)
+  if logprobs is not None and (type(logprobs) is not int or not 0 <= logprobs <= target.vocab_size):
+    raise ValueError(f"logprobs={logprobs!r}: it must be between 0 and the vocabulary's size, {target.vocab_size}, a "
+                     "whole number; leave it out for none")
+  widths = len(decode.widths_for(proposer.max_nodes))
+  # A capacity of its own for every request would be a shape of its own, and a compilation.
+  capacity = bucket(int(limit.max()), target.max_context)
+  state = decode.DecodeState(
+      tokens=jnp.asarray(tokens), drafted=jnp.zeros((rows, slots), bool), length=jnp.asarray(lengths),
+      start=jnp.asarray(lengths), limit=jnp.asarray(limit), reason=jnp.zeros((rows,), jnp.int32),
+      cache=None, proposer=None, keys=None, params=params,
+      rules=stopping.stop_rules(rows, eos_ids, stop_sequences),
+      counters=counters_lib.zero_counters(rows, proposer.max_depth, widths),
+      constraint=constraint, constraint_state=None if constraint is None else _copied(constraint.init(rows)),
+      logprobs=None if logprobs is None else logprobs_lib.empty(rows, slots, logprobs))
+  fill = lambda cache, proposer_state, keys: state.replace(cache=cache, proposer=proposer_state, keys=keys)
+  given = (target, proposer, jax.random.key(0) if key is None else key, params.seed)
+  sizes = dict(slots=slots, capacity=capacity)
+  _check_verifier(proposer, verifier)
+  if proposer.max_nodes > 1 and keys_lib.STOP in verifier.purposes:  # others look at no q
+    _check_drafts(target, proposer, verifier, fill(*fresh.eval_shape(*given, **sizes)))
+  state = fill(*fresh(*given, **sizes))
+  for chunk in chunks(int(lengths.max()) - 1):
+    state = prefill(target, proposer, state, _causal(chunk))
+  return state
+
+
+def _copied(tree):
+  """New buffers: the state is donated step after step, what the caller gave must outlive it, and no two of its leaves
+  may be one."""
+  return jax.tree.map(functools.partial(jnp.array, copy=True), tree)
+
+
+@functools.partial(jax.jit, static_argnames=("slots", "capacity"))
+def fresh(target, proposer, key, seeds, *, slots, capacity):
+  """Cache, proposer state and row keys of a new batch, in one dispatch."""
+  rows = seeds.shape[0]
+  return target.init_cache(rows, slots), proposer.init(target, rows, capacity), keys_lib.row_keys(key, seeds)
+
+
+prefill = jax.jit(decode.prefill_chunk, donate_argnames="state")
+
+
+def on_host(proposer) -> bool:
+  """Whether it drafts on the host, between the two halves of a step."""
+  return getattr(proposer, "host", False)
+
+
+def _check_verifier(proposer, verifier):
+  if verifier.chain_only and proposer.max_nodes > proposer.max_depth + 1:
+    raise ValueError(f"{type(verifier).__name__} verifies chains only, and {type(proposer).__name__} drafts trees "
+                     f"({proposer.max_nodes} nodes in a depth of {proposer.max_depth}); use Point, Recursive or "
+                     "Traversal, or a drafter of chains")
+
+
+def _check_drafts(target, proposer, verifier, state):
+  """Refuses drafts that the verifier cannot judge. Of `state` the shapes are looked at only: nothing is compiled."""
+  name, drafter = type(verifier).__name__, type(proposer).__name__
+  tree = None if on_host(proposer) else draft.eval_shape(target, proposer, state)[0]  # the host's has no shape yet
+  if not verifier.needs_q:
+    return
+  if not getattr(proposer, "samples", False) if tree is None else tree.q is None:
+    raise ValueError(f"{name} needs sampled drafts and the law q that they were drawn from, and {drafter} makes point "
+                     "drafts; use Point, or a drafter that samples")
+  if tree is None:
+    return
+  try:
+    _law.eval_shape(tree, verifier=verifier, depth=proposer.max_depth, vocabulary=target.vocab_size)
+  except ValueError as error:
+    raise ValueError(f"{name} cannot verify the drafts of {drafter}: {error}") from error
+
+
+# Traced to see what a proposer drafts; run when a driver warms up, and only then.
+draft = jax.jit(decode.draft)
+
+
+@functools.partial(jax.jit, static_argnames=("verifier", "depth", "vocabulary"))
+def _law(tree, *, verifier, depth, vocabulary):
+  return verifier.law(jnp.zeros((*tree.tokens.shape, vocabulary)), tree, depth)
+
+
+def chunks(tokens: int) -> list[int]:
+  """Sizes of the prefill programs that together hold `tokens`: few, and little of them empty."""
+  sizes = []
+  while tokens > 0:
+    above = next((size for size in CHUNKS if size >= tokens), CHUNKS[-1])
+    below = max((size for size in CHUNKS if size <= tokens), default=above)
+    sizes.append(above if 3 * above <= 4 * tokens else below)
+    tokens -= sizes[-1]
+  return sizes
+
+
+def bucket(needed: int, greatest: int) -> int:
+  """The smallest bucket of slots that holds `needed`: 256 times a power of two, at most `greatest`."""
+  slots = _FIRST_BUCKET
+  while slots < needed:
+    slots *= 2
+  return max(min(slots, greatest), needed)
+
+
+@functools.lru_cache
+def _causal(size: int):
+  return np.tril(np.ones((size, size), bool))
+
+
+def _end_ids(target, eos_ids):
+  if eos_ids is None:
+    return target.eos_ids
+  ids = np.atleast_1d(np.asarray(eos_ids, object)).tolist()
+  wrong = [token for token in ids if not isinstance(token, (int, np.integer)) or not 0 <= token < target.vocab_size]
+  if wrong:
+    raise ValueError(f"eos_ids holds {wrong[0]!r}: it is a list of ids, 0 to {target.vocab_size - 1}, for all rows")
+  return tuple(map(int, ids))
+
+
+def _check(target, prompts, budget):
+  for row, (prompt, new) in enumerate(zip(prompts, budget)):
+    if not prompt.size:
+      raise ValueError(f"prompt {row} is empty; it needs at least one token")
+    if prompt.ndim != 1 or prompt.dtype.kind not in "iu":
+      raise ValueError(f"prompt {row} holds {prompt.ravel()[0].item()!r}; a prompt is a list of token ids (whole "
+                       "numbers): encode text with the target's tokenizer first")
+    if prompt.min() < 0 or prompt.max() >= target.vocab_size:
+      raise ValueError(f"prompt {row} holds id {int(prompt.max() if prompt.min() >= 0 else prompt.min())}; "
+                       f"ids of this target are 0 to {target.vocab_size - 1}")
+    if new < 1:
+      raise ValueError(f"max_new_tokens={int(new)} in row {row}: it must be 1 or more")
+    if prompt.size + new > target.max_context:
+      raise ValueError(f"prompt {row} has {prompt.size} tokens and max_new_tokens={int(new)}, together more than the "
+                       f"target's context of {target.max_context}; shorten the prompt or lower max_new_tokens to "
+                       f"{max(target.max_context - prompt.size, 0)}")
