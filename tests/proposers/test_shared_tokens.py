@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import dummy_law
+import tiny_decoder
 import tiny_tokenizers
 import verified_texts
 from specjax import cache as cache_lib
@@ -269,3 +270,24 @@ def test_pairs_that_cannot_work_are_refused():
     make(dataclasses.replace(DRAFTER, vocab=6))
   with pytest.raises(ValueError, match="translates 8 ids and the target has 9"):
     drivers.start(testing.DummyTarget(vocab=9), make(), [[1]], max_new_tokens=4)
+
+
+# --- the same tokenizer with other heads ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [(40, 36), (36, 40)], ids=str)
+def test_heads_padded_to_other_sizes_share_their_ids(rows):
+  """vllm#10913, mlc-llm#3212: a pair of one tokenizer whose heads are padded differently, the padding louder than all
+  ids. It drafts id for id, is right about everything, and no padding is drafted or emitted."""
+  models_of = []
+  for size in rows:
+    made = tiny_decoder.make(layers=1, vocab=40)
+    loud = made.weights.head.at[32:].multiply(50.0)
+    weights = made.weights.replace(head=loud[:size], embedding=made.weights.embedding[:size])
+    models_of.append(made.replace(weights=weights, config=dataclasses.replace(made.config, vocab_size=size,
+                                                                              num_tokens=32)))
+  target, drafter = models_of
+  proposer = proposers.DraftModel(drafter, num_tokens=3)
+  result = drivers.generate(target, proposer, [[1, 2, 31], [7] * 5], max_new_tokens=29)
+  assert result.tokens.max() < 32 and len(set(result.tokens.ravel().tolist())) > 3
+  assert result.counters.accepted_tokens.tolist() == result.counters.drafted_tokens.tolist() == [21, 21]
