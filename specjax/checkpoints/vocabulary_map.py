@@ -190,6 +190,11 @@ def opening_ids(tokenizer: Tokenizer) -> list[int]:
   return first if first == [tokenizer.bos_id] else []
 
 
+def whole_characters(data: bytes) -> bytes:
+  """The bytes without the half character that they may end in."""
+  return data[:len(data) - len(_characters(data)[2])]
+
+
 def _by_meaning(tokenizer):
   """Of every meaning the id that text is normally encoded to."""
   spelt, found = tokenizer.tokens(), {}
