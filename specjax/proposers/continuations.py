@@ -17,6 +17,7 @@ from specjax import tree as tree_lib
 MAX_MATCH = 63
 _EXACT = 2 ** 24  # whole numbers up to here are exact in f32, the type in which a CPU finds the greatest fast
 _BISECTIONS = 12
+_BLOCK = 64
 _NEVER = -2       # equals no id of a text, not even the -1 between the texts of a store
 
 
@@ -111,13 +112,15 @@ def match_lengths(text: jax.Array, ends: jax.Array, wanted: jax.Array) -> jax.Ar
   padded = jnp.pad(text, ((0, 0), (depth, 0)), constant_values=-1)
 
   def deeper(carry):
-    back, agrees, matched, _ = carry
+    back, matched, _ = carry
     there = jax.lax.dynamic_slice_in_dim(padded, depth - back, slots, axis=1)
-    agrees &= there == jax.lax.dynamic_slice_in_dim(wanted, back, 1, axis=1)
-    return back + 1, agrees, matched + agrees, agrees.any()
+    agrees = (there == jax.lax.dynamic_slice_in_dim(wanted, back, 1, axis=1)) & (matched == back.astype(jnp.int8))
+    return back + 1, matched + agrees.astype(jnp.int8), agrees.any()
 
-  start = (jnp.int32(0), ends, jnp.zeros(ends.shape, jnp.int32), jnp.bool_(True))
-  return jax.lax.while_loop(lambda carry: carry[3] & (carry[0] < depth), deeper, start)[2]
+  # One byte a place: a long store is read from memory once a turn, and nothing else should be.
+  start = (jnp.int32(0), jnp.where(ends, 0, -1).astype(jnp.int8), jnp.bool_(True))
+  matched = jax.lax.while_loop(lambda carry: carry[2] & (carry[0] < depth), deeper, start)[1]
+  return jnp.maximum(matched, 0).astype(jnp.int32)
 
 
 def best_places(matched: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
@@ -129,7 +132,16 @@ def best_places(matched: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
   slots = matched.shape[1]
   key = matched * slots + jnp.arange(slots, dtype=jnp.int32)
   key = key.astype(jnp.float32) if (MAX_MATCH + 1) * slots <= _EXACT else key
-  best, place = jax.lax.top_k(key, min(count, slots))
+  blocks = slots // _BLOCK
+  if slots % _BLOCK or blocks <= 4 * count:
+    best, place = jax.lax.top_k(key, min(count, slots))
+    return place, best.astype(jnp.int32) // slots
+  # In a long text first the blocks that hold the greatest, then those: as many blocks as places are enough.
+  key = key.reshape(-1, blocks, _BLOCK)
+  _, block = jax.lax.top_k(key.max(-1), count)
+  near = jnp.take_along_axis(key, block[:, :, None], axis=1).reshape(-1, count * _BLOCK)
+  best, at = jax.lax.top_k(near, count)
+  place = jnp.take_along_axis(block, at // _BLOCK, axis=1) * _BLOCK + at % _BLOCK
   return place, best.astype(jnp.int32) // slots
 
 

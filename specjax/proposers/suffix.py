@@ -82,7 +82,7 @@ class Suffix(base.Stateless):
   min_probability: float = struct.field(pytree_node=False, default=0.1)
   escape: float = struct.field(pytree_node=False, default=1.7)
   min_score: float = struct.field(pytree_node=False, default=0.0)
-  occurrences: int = struct.field(pytree_node=False, default=64)
+  occurrences: int = struct.field(pytree_node=False, default=32)
   overlap: bool = struct.field(pytree_node=False, default=False)
 
   def __post_init__(self):

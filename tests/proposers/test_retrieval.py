@@ -117,7 +117,7 @@ def test_many_occurrences_are_read_evenly():
 
 
 def test_where_a_draft_ends():
-  proposer = retrieval.Retrieval.of_texts([[1, 2, 3, 4, 5], [9, 9]], num_tokens=7)
+  proposer = retrieval.Retrieval.of_texts([[1, 2, 3, 4, 5], [9, 9]], num_tokens=7, escape=0.0)
   tokens = lambda *args, **kwargs: [token for token, *_ in run(proposer, [[1, 2]], *args, **kwargs)[0][2]]
   assert tokens() == [3, 4, 5]  # not across the end of a stored text
   assert tokens(budget=2) == [3] and tokens(budget=1) == [] == tokens(active=False)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 
 SLOTS, ROWS = 64, 48
 POISON = 1  # behind the text the buffer holds an id that the text uses
-PUBLISHED = dict(escape=0.0, factor=1.0, max_match=24)
+PUBLISHED = dict(escape=0.0, factor=1.0, occurrences=64)  # of a text of 64 tokens all
 
 
 @jax.jit
@@ -131,8 +131,9 @@ def check(drafted, matched, slow, proposer):
 PROPOSERS = {
     "published chain": suffix.Suffix(num_tokens=7, **PUBLISHED),
     "published tree": suffix.Suffix(num_tokens=12, tree=True, **PUBLISHED),
-    "chain": suffix.Suffix(num_tokens=7),
-    "tree": suffix.Suffix(num_tokens=12, tree=True, min_match=2, max_match=9, factor=2.0, offset=1.0),
+    "chain": suffix.Suffix(num_tokens=7, occurrences=64),
+    "tree": suffix.Suffix(num_tokens=12, tree=True, min_match=2, max_match=9, factor=2.0, offset=1.0,
+                          occurrences=64),
 }
 
 
