@@ -1,4 +1,4 @@
-"""A decoder with random weights in which every layer changes little, so that a draft without some of them is often right.
+"""A decoder with random weights in which every layer changes little: a draft without some of them is often right.
 
 Letters: E model width, L layers.
 """
