@@ -43,7 +43,7 @@ class Found:
 
 
 def search(target, prompts: list[list[int]], budget: int, rounds: int, *, num_tokens: int = 3,
-           verify_cost: float = 1.0, seed: int = 0, progress: bool = True) -> Found:
+           verify_cost: float = 1.0, most: int | None = None, seed: int = 0, progress: bool = True) -> Found:
   """Looks for the layers whose skipping makes decoding fastest.
 
   A step of N drafted tokens is taken to cost N * kept / L + `verify_cost` plain steps: the head, which drafting runs as
@@ -52,14 +52,15 @@ def search(target, prompts: list[list[int]], budget: int, rounds: int, *, num_to
   Args:
     target: a decoder. prompts: lists of ids, of traffic like the one to come.
     budget: tokens that the target writes behind each prompt, N or more.
-    rounds: sets that are measured at most; 2 L and more are useful. The program of every new number of layers is
+    rounds: sets that are measured at most; 2 L or more are useful. The program of every new number of layers is
       compiled once.
     num_tokens: N. verify_cost: of a verify pass of N + 1 nodes, in plain steps; see `length.REFERENCE_COSTS`.
+    most: layers of a set; None: half of them, as without more of them next to nothing is accepted.
     seed: of the local search. progress: whether to show a bar.
 
   Raises:
-    ValueError: for a target with fewer than two layers, a budget below N, no round, or text that ends before the first
-      draft does.
+    ValueError: for a target with fewer than two layers, a budget below N, no round, a `most` out of range, or text that
+      ends before the first draft does.
   """
   layers = base.layers_of(target, "layer skipping")
   if layers < 2:
@@ -67,6 +68,9 @@ def search(target, prompts: list[list[int]], budget: int, rounds: int, *, num_to
   if not 1 <= num_tokens <= budget or rounds < 1:
     raise ValueError(f"num_tokens={num_tokens}, budget={budget}, rounds={rounds}: needed are 1 <= num_tokens <= budget "
                      "and one round or more")
+  most = (layers + 1) // 2 if most is None else most
+  if not 1 <= most < layers:
+    raise ValueError(f"most={most}: allowed are 1 to {layers - 1}, as the target has {layers} layers")
   text = write(target, prompts, budget)
   if not (text.count >= num_tokens).any():
     raise ValueError(f"the target ends all of its answers before {num_tokens} tokens; give other prompts or draft less")
@@ -83,10 +87,10 @@ def search(target, prompts: list[list[int]], budget: int, rounds: int, *, num_to
     for layer in range(layers):
       measure((layer,))
     harmless = sorted(tried.values(), key=lambda one: -one.tokens_per_step)
-    for count in range(2, len(harmless)):
+    for count in range(2, min(most, len(harmless)) + 1):
       measure(sum((one.skipped for one in harmless[:count]), ()))
     rng = np.random.default_rng(seed)
-    while len(tried) < rounds and (new := _untried(rng, tried, layers)):
+    while len(tried) < rounds and (new := _untried(rng, tried, layers, most)):
       measure(new)
   return Found(best=_best(tried), tried=tuple(tried.values()))
 
@@ -95,12 +99,12 @@ def _best(tried):
   return max(tried.values(), key=lambda one: one.speedup)
 
 
-def _untried(rng, tried, layers):
+def _untried(rng, tried, layers, most):
   """A set that was not measured yet, beside the best one that still has such neighbours; None when there is none."""
   for one in sorted(tried.values(), key=lambda one: -one.speedup):
     skipped = frozenset(one.skipped)
     beside = {tuple(sorted(skipped ^ {i, j})) for i in range(layers) for j in range(layers)}  # i = j: one layer
-    new = sorted(s for s in beside if 0 < len(s) < layers and s not in tried)
+    new = sorted(s for s in beside if 0 < len(s) <= most and s not in tried)
     if new:
       return new[rng.integers(len(new))]
   return None

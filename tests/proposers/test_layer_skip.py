@@ -107,6 +107,7 @@ def test_sampled_drafts_under_rejection_and_no_host_in_the_step():
     (lambda: layer_search.search(testing.DummyTarget(), PROMPTS, 8, 8), "DummyTarget has none to choose from"),
     (lambda: layer_search.search(tiny_decoder.make(layers=1), PROMPTS, 8, 8), "the target has 1 layer"),
     (lambda: layer_search.search(TARGET, PROMPTS, 2, 8), "num_tokens=3, budget=2, rounds=8"),
+    (lambda: layer_search.search(TARGET, PROMPTS, 8, 8, most=4), "most=4: allowed are 1 to 3"),
     (lambda: layer_search.search(TARGET, PROMPTS, 8, 0), "num_tokens=3, budget=8, rounds=0"),
 ])
 def test_errors(make, message):
@@ -119,7 +120,7 @@ def test_errors(make, message):
 
 @pytest.fixture(scope="module")
 def found():
-  return layer_search.search(TARGET, PROMPTS, 31, 12, progress=False)
+  return layer_search.search(TARGET, PROMPTS, 31, 12, most=3, progress=False)
 
 
 def test_the_search_tries_every_set_once(found):
@@ -132,9 +133,11 @@ def test_the_search_tries_every_set_once(found):
   for one in found.tried:
     assert one.tokens_per_step == pytest.approx(1 + 3 * one.acceptance)
     assert one.speedup == pytest.approx(one.tokens_per_step / (3 * (4 - len(one.skipped)) / 4 + 1))
-  again = layer_search.search(TARGET, PROMPTS, 31, 30, seed=1, progress=False)
+  again = layer_search.search(TARGET, PROMPTS, 31, 30, most=3, seed=1, progress=False)
   assert len(again.tried) == 14 and again.tried[:6] == found.tried[:6]  # ends when there is nothing left to try
-  assert layer_search.search(TARGET, PROMPTS, 31, 12, progress=False) == found
+  few = layer_search.search(TARGET, PROMPTS, 31, 30, progress=False).tried  # of half of the layers at most
+  assert len(few) == 4 + 6 and few[:5] == found.tried[:5]
+  assert layer_search.search(TARGET, PROMPTS, 31, 12, most=3, progress=False) == found
 
 
 def test_measured_tokens_are_those_of_the_drafts(found):
