@@ -40,6 +40,7 @@ def main():
   requests = workloads.read_workload(_WORKLOAD.value, categories=_CATEGORIES.value, languages=_LANGUAGES.value,
                                      limit=_LIMIT.value)
   names, verifier = methods.check(_METHODS.value), rules.build()
+  rules.check({name: methods.outline(name) for name in names}, verifier)
   now = datetime.datetime.now()
   outdir = _OUTDIR.value or f"runs/{now:%Y-%m-%d-%H%M%S}"
   if _RESUME.value and not _OUTDIR.value:

@@ -34,6 +34,7 @@ def main():
     raise ValueError("--system belongs to a chat template, which --raw leaves out; give one of the two")
   methods.check([_METHOD.value])
   params, verifier = settings.sampling_params(seeds=[settings.SEED.value]), rules.build()
+  rules.check({_METHOD.value: methods.outline(_METHOD.value)}, verifier)
   target, tokenizer = specjax.load(settings.TARGET.value)
   built = methods.build_all([_METHOD.value], methods.Given(target, tokenizer, settings.TARGET.value))
   rules.check(built, verifier)

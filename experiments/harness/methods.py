@@ -1,6 +1,7 @@
 """Methods by name: which proposer a flag value means. The flags of their options stand in `method_options`."""
 import dataclasses
 import sys
+import types
 from typing import Callable
 
 from experiments.harness import method_options as options
@@ -22,6 +23,7 @@ class Method:
   """How to build a method, and the flag without which it cannot be."""
   build: Callable
   needs: object = None
+  samples: Callable = lambda: False  # whether the flags make it draw its drafts
 
 
 def _ngram(given):
@@ -76,6 +78,10 @@ def _layer_skip(given):
                              length=options.length_rule())
 
 
+def _drawn():
+  return options.SAMPLED.value
+
+
 def _fallback(given):
   return proposers.Fallback(tuple(build(name, given) for name in options.FALLBACK.value))
 
@@ -87,12 +93,12 @@ _METHODS = {
     "retrieval": Method(_retrieval, needs=options.DATASTORE),
     "recycling": Method(_recycling),
     "jacobi": Method(lambda given: proposers.Jacobi(num_tokens=options.tokens(7))),
-    "draft_model": Method(_draft_model, needs=options.DRAFT),
-    "draft_tree": Method(_draft_tree, needs=options.DRAFT),
+    "draft_model": Method(_draft_model, needs=options.DRAFT, samples=_drawn),
+    "draft_tree": Method(_draft_tree, needs=options.DRAFT, samples=lambda: options.CHILDREN.value != "top_k"),
     "dynamic_tree": Method(_dynamic_tree, needs=options.DRAFT),
-    "early_exit": Method(_early_exit),
-    "layer_skip": Method(_layer_skip),
-    "fallback": Method(_fallback),
+    "early_exit": Method(_early_exit, samples=_drawn),
+    "layer_skip": Method(_layer_skip, samples=_drawn),
+    "fallback": Method(_fallback, samples=lambda: any(_METHODS[name].samples() for name in options.FALLBACK.value)),
 }
 NAMES = tuple(_METHODS)
 ALL = "all"
@@ -131,6 +137,12 @@ def _missing(name):
     if needed is not None and not needed.value:
       return needed.name
   return None
+
+
+def outline(name: str):
+  """What is known of a method's drafts before it is built: whether there are any, and whether they are drawn."""
+  drafts = 0 if name == "plain" else 1
+  return types.SimpleNamespace(max_nodes=1 + drafts, max_depth=drafts, samples=_METHODS[name].samples())
 
 
 def build(name: str, given: Given):

@@ -34,7 +34,7 @@ class OwnCache:
     counted = jnp.arange(path.shape[1])[None] + 1 < committed.count[:, None]
     held = (slot >= 0) & (path > 0) & counted
     count = jnp.cumprod(held.astype(jnp.int32), axis=1).sum(1)
-    return self.replace(cache=self.cache.commit(self.block.take(jnp.maximum(slot, 0)), count),
+    return self.replace(cache=_commit(self.cache, self.block.take(jnp.maximum(slot, 0)), count),
                         slots=jnp.full_like(self.slots, -1))
 
 
@@ -73,7 +73,14 @@ def catch_up(model, cache: cache_lib.KVCache, context: base.Context,
   nothing = lambda: (cache.empty_block(_FEW), jnp.zeros((count.shape[0], model.vocab_size), jnp.float32))
   which = (count > 0).any().astype(jnp.int32) + (count > 1).any().astype(jnp.int32)
   block, logits = jax.lax.switch(which, [nothing, last(1), last(_FEW)])
-  return cache.commit(block, count), logits
+  return _commit(cache, block, count), logits
+
+
+def _commit(cache, block, count):
+  """`cache.commit`, or nothing at all where no row writes: a loop of at most one turn works in place, a branch would
+  copy the cache."""
+  write = lambda carry: (carry[0].commit(block, count), False)
+  return jax.lax.while_loop(lambda carry: carry[1], write, (cache, (count > 0).any()))[0]
 
 
 def _forward(model, cache, context, size):

@@ -12,7 +12,6 @@ from experiments import workloads
 from experiments.harness import costs as costs_lib
 from experiments.harness import job
 from specjax import checkpoints
-from specjax import proposers
 from specjax import verifiers
 import programs
 import test_summary
@@ -412,7 +411,7 @@ def make_job(tmp_path, **given):
   if not flags.FLAGS.is_parsed():
     flags.FLAGS.mark_as_parsed()
   requests = [workloads.Request(id=n, category="chat", language="en", turns=("hello",), source="x:1") for n in "ab"]
-  return job.Job(str(programs.ROOT / programs.TINY), {"plain": proposers.Plain()}, requests, batch_size=2, repeats=1,
+  return job.Job(str(programs.ROOT / programs.TINY), ["plain"], requests, batch_size=2, repeats=1,
                  raw=False, outdir=str(tmp_path / "run"), overwrite=False, resume=False, config={"request_ids": []},
                  **given)
 

@@ -11,26 +11,32 @@ from safetensors import numpy as safetensors_numpy
 
 from experiments.harness import cli
 import programs
+from specjax import checkpoints
+from specjax.proposers import retrieval
 
 # Stands in for the job: prints what the program made of its flags, and ends.
 CAPTURE = """
 import json
 import jax
-from experiments.harness import job, settings
+import specjax
+from experiments.harness import job, methods, settings
 class Captured:
-  def __init__(self, target, methods, requests, *, verifier, **given):
+  def __init__(self, target, names, requests, *, verifier, **given):
     params = settings.sampling_params()
+    tiny, tokenizer = specjax.load("TINY")
+    built = methods.build_all(names, methods.Given(tiny, tokenizer, "tiny"))
+    self.name = lambda p: jax.tree.map(lambda x: jax.numpy.shape(x) or float(x), p)
     defined = sys.modules["absl.flags"].FLAGS.flags_by_module_dict().items()
     ours = [f.name for m, fs in defined for f in fs if m.startswith("experiments.") or m == sys.argv[0]]
     print(json.dumps(given | {
-        "target": target, "methods": {name: repr(p) for name, p in methods.items()}, "flags": ours,
+        "target": target, "methods": {name: repr(self.name(p)) for name, p in built.items()}, "flags": ours,
         "requests": [[r.id, r.category, r.language, r.source] for r in requests],
         "verifier": repr(verifier), "all_params": repr(params),
         "max_new_tokens": settings.MAX_NEW_TOKENS.value, "key": jax.random.key_data(settings.random_key()).tolist(),
         "params": [params.temperature, params.top_k, params.top_p, params.min_p]}))
     sys.exit(0)
 job.Job = Captured
-"""
+""".replace("TINY", programs.TINY)
 
 # Every flag of the benchmark with another value than its default, and what must change for it. "config" names the
 # setting in config.json; those of `job._NOT_SETTINGS` say how to run, not what, and stand in the recorded command only.
@@ -51,6 +57,29 @@ FLAGS = {
     "max_ngram": ("9", lambda got: "max_ngram=9" in got["methods"]["ngram"]),
     "min_ngram": ("1", lambda got: "min_ngram=1" in got["methods"]["ngram"]),
     "ngram_match": ("earliest", lambda got: "earliest" in got["methods"]["ngram"]),
+    "ngram_source": ("prompt", lambda got: "source='prompt'" in got["methods"]["ngram"]),
+    "ngram_overlap": ("true", lambda got: "overlap=True" in got["methods"]["ngram"]),
+    "lookup_tree": ("true", lambda got: "tree=True" in str(got["methods"].get("suffix"))),
+    "suffix_min_score": ("0.5", lambda got: "min_score=0.5" in str(got["methods"].get("suffix"))),
+    "suffix_store": ("64", lambda got: "Store(tokens=(64,)" in str(got["methods"].get("suffix"))),
+    "datastore": ("{dir}/store.npz", lambda got: "suffix_array=(9,)" in str(got["methods"].get("retrieval"))),
+    "draft": (programs.TINY, lambda got: "Decoder(" in str(got["methods"].get("draft_model"))),
+    "draft_sampled": ("true", lambda got: "sampled=True" in str(got["methods"].get("early_exit"))),
+    "draft_temperature": ("0.5", lambda got: "temperature=0.5" in str(got["methods"].get("early_exit"))),
+    "draft_top_k": ("3", lambda got: "top_k=3" in str(got["methods"].get("early_exit"))),
+    "draft_top_p": ("0.75", lambda got: "top_p=0.75" in str(got["methods"].get("early_exit"))),
+    "draft_length": ("heuristic", lambda got: "Heuristic(" in str(got["methods"].get("early_exit"))),
+    "confidence_threshold": ("0.25", lambda got: "threshold=0.25" in str(got["methods"].get("early_exit"))),
+    "exit_layer": ("1", lambda got: "exit_layer=1" in str(got["methods"].get("early_exit"))),
+    "skip_layers": ("1", lambda got: "skipped=(1,)" in str(got["methods"].get("layer_skip"))),
+    "tree_nodes": ("9", lambda got: "nodes=9" in str(got["methods"].get("dynamic_tree"))),
+    "tree_depth": ("2", lambda got: "depth=2" in str(got["methods"].get("dynamic_tree"))),
+    "tree_beam": ("3", lambda got: "beam=3" in str(got["methods"].get("dynamic_tree"))),
+    "tree_shape": ("3,1", lambda got: "parents=(0, 0, 0, 0, 1, 2, 3)" in str(got["methods"].get("draft_tree"))),
+    "tree_acceptance": ("0.9,0.01", lambda got: "parents=(0, 0, 1, 2, 3" in str(got["methods"].get("draft_tree"))),
+    "tree_children": ("independent", lambda got: "children='independent'" in str(got["methods"].get("draft_tree"))),
+    "fallback": ("suffix,ngram", lambda got: "Fallback(proposers=(Suffix(" in str(got["methods"].get("fallback"))),
+    "pair": ("qwen2.5-coder", lambda got: got["target"] == "qwen2.5-coder-1.5b"),
     "repeats": ("3", lambda got: got["repeats"] == 3),
     "raw": ("true", lambda got: got["raw"] is True),
     "repetition_penalty": ("1.25", lambda got: "repetition_penalty=1.25" in got["all_params"]),
@@ -76,6 +105,17 @@ FLAGS = {
 WITH = {"typical_epsilon": ["--verifier=lossy_typical"], "typical_alpha": ["--verifier=lossy_typical"],
         "lenience": ["--verifier=lossy_lenient"], "cascade_rule": ["--verifier=lossy_cascade", "--methods=plain"],
         "cascade_alpha": ["--verifier=lossy_cascade", "--methods=plain"]}
+WITH |= {name: ["--methods=suffix"] for name in ("lookup_tree", "suffix_min_score", "suffix_store")}
+WITH |= {"datastore": ["--methods=retrieval"], "skip_layers": ["--methods=layer_skip"],
+         "fallback": ["--methods=fallback"], "draft": ["--methods=draft_model"]}
+WITH |= {name: ["--methods=early_exit"] for name in ("draft_sampled", "draft_length", "exit_layer")}
+WITH |= {name: ["--methods=early_exit", "--draft_sampled=true"]
+         for name in ("draft_temperature", "draft_top_k", "draft_top_p")}
+WITH["confidence_threshold"] = ["--methods=early_exit", "--draft_length=confidence"]
+WITH |= {name: ["--methods=dynamic_tree", f"--draft={programs.TINY}"] for name in ("tree_nodes", "tree_depth", "tree_beam")}
+WITH |= {name: ["--methods=draft_tree", f"--draft={programs.TINY}"] for name in ("tree_shape", "tree_children")}
+WITH["tree_acceptance"] = ["--methods=draft_tree", f"--draft={programs.TINY}", "--tree_shape=sequoia"]
+SELECTS = {"pair": {"target", "draft"}}  # a flag that stands for others
 NOT_SETTINGS = {"outdir", "overwrite", "resume", "costs"}
 
 # What the message must name, beside "error:". Each is a benchmark on the tiny target unless it says otherwise.
@@ -92,6 +132,22 @@ BAD = {
     "missing tensor": (["--target={dir}/missing"], ["model.layers.1.mlp.up_proj.weight"]),
     "extra tensor": (["--target={dir}/extra"], ["model.layers.9.surplus"]),
     "unknown method": (["--methods=plain,magic"], ["'magic'", "plain, ngram"]),
+    "method without its model": (["--methods=draft_model", "--target=nope"], ["draft_model", "--draft"]),
+    "fallback on a method without its model": (["--methods=fallback", "--target=nope"], ["fallback", "--draft"]),
+    "fallback on no method": (["--methods=fallback", "--fallback=plain,ngram", "--target=nope"],
+                              ["--fallback=plain,ngram", "'plain'"]),
+    "options of draws without draws": (["--methods=early_exit", "--draft_top_k=3", "--target=nope"],
+                                       ["--draft_top_k=3", "--draft_sampled"]),
+    "threshold of another rule": (["--confidence_threshold=0.5", "--target=nope"],
+                                  ["--confidence_threshold=0.5", "--draft_length=confidence"]),
+    "shape that is none": (["--methods=draft_tree", "--tree_shape=3,x", f"--draft={programs.TINY}"], ["--tree_shape=3,x"]),
+    "layers that are none": (["--methods=layer_skip", "--skip_layers=a"], ["--skip_layers=a"]),
+    "layer that the target has not": (["--methods=layer_skip", "--skip_layers=7"], ["layer_skip", "7"]),
+    "exit above the target": (["--methods=early_exit", "--exit_layer=2"], ["early_exit", "exit_layer=2", "1 to 1"]),
+    "drafter of another vocabulary": (["--methods=draft_model", "--draft=tests/fixtures/tiny_qwen2"],
+                                      ["draft_model", "vocabular"]),
+    "datastore that is not there": (["--methods=retrieval", "--datastore={dir}/none.npz"], ["none.npz"]),
+    "target beside a pair": (["--pair=qwen2.5-coder"], ["--pair=qwen2.5-coder", "--target"]),
     "no method": (["--methods="], ["--methods", "plain, ngram"]),
     "method given twice": (["--methods=plain,plain"], ["--methods", "once"]),
     "unknown category": (["--categories=cooking"], ["'cooking'", "chat"]),
@@ -208,6 +264,9 @@ def folder(tmp_path_factory):
   write("turns.jsonl", line(), json.dumps(turns) + "\n")
   (path / "thesis").mkdir()
   (path / "thesis" / "thesis.tex").write_text("years of work")
+  tokenizer = checkpoints.Tokenizer.from_folder(programs.ROOT / programs.TINY)
+  text = retrieval.join([[5, 6, 7, 5], [6, 7, 5]])
+  retrieval.save(path / "store.npz", text, retrieval.suffix_array(text), tokenizer)
   for name in ("truncated", "foreign", "missing", "extra"):
     shutil.copytree(programs.ROOT / programs.TINY, path / name)
   weights = (path / "truncated" / "model.safetensors").read_bytes()
@@ -322,7 +381,7 @@ def test_a_flag_reaches_the_run_and_its_record(ended, folder, name):
     # Nothing else moves with it, apart from what it selects.
     others = {k for k in default["config"] if got["config"][k] != default["config"][k]}
     others -= {arg[2:].partition("=")[0] for arg in WITH.get(name, [])}
-    assert others <= {name, "command", "date", "request_ids", "requests_sha256"}
+    assert others - SELECTS.get(name, set()) <= {name, "command", "date", "request_ids", "requests_sha256"}
   assert f"--{name}={value}".replace("{dir}", str(folder)) in got["config"]["command"]
 
 

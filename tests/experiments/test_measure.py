@@ -6,6 +6,7 @@ import pathlib
 
 from absl.testing import flagsaver
 from absl import flags
+from flax import struct
 import jax
 import numpy as np
 import pytest
@@ -89,6 +90,32 @@ def test_batches_hold_one_category_in_the_order_listed():
   assert sorted([r.id for r in batch] for batch in found) == [["a", "c"], ["b"], ["d", "e"]]
   assert [len(batch) for batch in measure.batches(requests, 1)] == [1] * 5
   assert sorted(len(batch) for batch in measure.batches(requests, 9)) == [1, 4]
+
+
+@struct.dataclass
+class Keeps(proposers.NGram):
+  """Remembers every output."""
+  known: tuple = struct.field(pytree_node=False, default=())
+
+  def remember(self, state, outputs):
+    return self.replace(known=(*self.known, *(output[0] for output in outputs)))
+
+  def forget(self):
+    return self.replace(known=())
+
+
+def test_what_outlives_a_request_belongs_to_one_arm_and_one_repeat(monkeypatch, tokenizer):
+  """Empty at first, whatever was left in it; of other requests only, in the listed order, all turns of each."""
+  driver = Driver(monkeypatch)
+  methods = {"a": Keeps(known=(7,)), "b": Keeps(max_ngram=4)}
+  run(make_plan(tokenizer, [request("x"), request("y", "one", "two"), request("z")], methods=methods, repeats=2))
+  said = [30 + i + 1 for i in range(len(driver.calls))]
+  for ngrams, repeat in ((3, 0), (3, 1), (4, 0), (4, 1)):
+    mine = [(call["proposer"].known, said[i]) for i, call in enumerate(driver.calls)
+            if call["proposer"].max_ngram == ngrams]
+    # Calls of one arm: request x twice, the first turn of y twice, its second twice, z twice.
+    x, first, second, z = (mine[2 * i + repeat] for i in range(4))
+    assert x[0] == () and first[0] == second[0] == (x[1],) and z[0] == (x[1], first[1], second[1])
 
 
 def test_every_arm_runs_a_request_before_the_next_and_the_order_rotates(monkeypatch, tokenizer):

@@ -3,6 +3,7 @@ from absl.testing import flagsaver
 from absl import flags
 import pytest
 
+import every_proposer
 from experiments.harness import methods
 from experiments.harness import rules
 from specjax import drivers
@@ -83,12 +84,36 @@ def test_what_is_refused_early_is_what_the_driver_refuses(name):
     assert method != "plain" or not refusals
     if refusals:
       assert f"--verifier={name}" in refusals[0] and f"method {method} " in refusals[0] and "point," in refusals[0]
-  assert set(methods.NAMES) == set(METHODS)
 
 
-def test_trees_are_refused_by_verifiers_of_chains(monkeypatch):
+@pytest.mark.parametrize("entry", every_proposer.ENTRIES, ids=lambda e: e.name)
+def test_what_each_proposer_is_refused_for(entry):
+  """Chains of points, trees of points, drawn chains and trees: the harness and the driver agree on all of them."""
+  for verifier in (verifiers.Point(), verifiers.Block(), verifiers.Recursive(), verifiers.KSeq()):
+    refused = []
+    for attempt in (lambda: rules.check({"it": entry.proposer}, verifier),
+                    lambda: drivers.start(entry.target, entry.proposer, [[0]], max_new_tokens=4, verifier=verifier)):
+      try:
+        attempt()
+        refused.append(False)
+      except ValueError:
+        refused.append(True)
+    assert refused[0] == refused[1], verifier
+
+
+@pytest.mark.parametrize("flags_given, sampled", [({}, False), ({"draft_sampled": True}, True)])
+def test_what_flags_say_before_anything_is_built(flags_given, sampled):
+  with flagsaver.flagsaver(draft="x", **flags_given):
+    for name in ("draft_model", "early_exit", "layer_skip"):
+      assert methods.outline(name).samples == sampled
+    assert not methods.outline("ngram").samples and methods.outline("plain").max_nodes == 1
+    assert methods.outline("fallback").samples == sampled
+  with flagsaver.flagsaver(draft="x", tree_children="independent"):
+    assert methods.outline("draft_tree").samples and not methods.outline("draft_model").samples
+
+
+def test_trees_are_refused_by_verifiers_of_chains():
   tree = testing.NoisySelf(parents=(0, 0, 0))
-  monkeypatch.setattr(methods, "SAMPLED", {"noisy"})
   rules.check({"noisy": tree}, verifiers.KSeq())
   with pytest.raises(ValueError, match="--verifier=block takes chains only, and the method noisy makes trees") as error:
     rules.check({"noisy": tree}, verifiers.Block())

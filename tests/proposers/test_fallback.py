@@ -48,13 +48,14 @@ class Told(proposers.base.Defaults):
 
 
 def test_each_is_asked_for_what_is_missing_and_told_of_its_own():
-  proposer = proposers.Fallback((Told(token=1, parity=0), Told(token=2, parity=1)))
+  proposer = proposers.Fallback((Told(token=5, parity=0), Told(token=2, parity=1)))
   state = drivers.start(TARGET, proposer, PROMPTS, max_new_tokens=NEW, eos_ids=())
   state = drivers.advance(TARGET, proposer, state, np.int32(500), verifier=verifiers.Point())
   first, second = jax.device_get(state.proposer.states)
   steps = np.asarray(state.counters.steps)
-  assert first["asked"].tolist() == steps.tolist()  # always; the second only where the first had nothing
-  assert (second["asked"] == steps - first["drafted"]).all()
+  # Always; the second only where the first had nothing. A batch drafts when half of its rows do, so a draft may go unused.
+  assert (first["asked"] >= steps).all() and (second["asked"] < first["asked"]).all()
+  assert (second["asked"] <= first["asked"] - first["drafted"]).all()
   np.testing.assert_array_equal(first["drafted"] + second["drafted"], state.counters.drafted_tokens)
   np.testing.assert_array_equal(first["accepted"] + second["accepted"], state.counters.accepted_tokens)
   assert (first["accepted"] > 0).any() and (second["accepted"] > 0).any()
@@ -83,11 +84,17 @@ def test_the_first_draft_wins_row_by_row():
 
 def test_a_model_behind_a_lookup_is_as_right_as_alone():
   """Its cache was not fed while the lookup drafted: the self drafter must still be right in every draft of its own."""
-  result = drivers.generate(TARGET, proposers.Fallback((LOOKUP, MODEL)), PROMPTS, max_new_tokens=NEW, eos_ids=())
-  own = drivers.generate(TARGET, LOOKUP, PROMPTS, max_new_tokens=NEW, eos_ids=())
-  wrong = lambda r: (r.counters.drafted_tokens - r.counters.accepted_tokens)
-  assert (wrong(result) <= wrong(own)).all()
-  assert (result.counters.steps < own.counters.steps).all()
+  proposer, own = proposers.Fallback((LOOKUP, MODEL)), 0
+  state = drivers.start(TARGET, proposer, PROMPTS, max_new_tokens=NEW, eos_ids=())
+  while np.asarray(state.active).any():
+    before = jax.device_get(state.counters)
+    state = drivers.advance(TARGET, proposer, state, np.int32(1), verifier=verifiers.Point())
+    drafted, accepted = (np.asarray(getattr(state.counters, name)) - getattr(before, name)
+                         for name in ("drafted_tokens", "accepted_tokens"))
+    mine = (np.asarray(state.proposer.owner) == 1) & (drafted > 0)
+    assert (drafted == accepted)[mine].all()
+    own += mine.sum()
+  assert own > 4
 
 
 def test_seeds_give_the_plain_text():

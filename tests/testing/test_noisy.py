@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import dummy_law
+import every_proposer
 from specjax import decode
 from specjax import drivers
 from specjax import proposers
@@ -150,38 +151,28 @@ def test_without_penalties_nothing_else_is_computed():
 
 # --- every drafter of the library -----------------------------------------------------------------------------------
 
-# A class that drafts is tried here, whatever it is: a new one has to be added.
-REGISTRY = {
-    proposers.Plain: [proposers.Plain()],
-    proposers.NGram: [proposers.NGram(num_tokens=3), proposers.NGram(max_ngram=2, min_ngram=1, num_tokens=5,
-                                                                     match="earliest")],
-    testing.SelfDrafter: [testing.SelfDrafter(3), testing.always_wrong(2)],
-    testing.NoisySelf: [testing.NoisySelf(parents=PARENTS, rule=rule) for rule in RULES]
-                       + [testing.NoisySelf(parents=(0, 0, 0), rule="without_replacement", sparse=TARGET.vocab)],
-}
-ALL = [proposer for some in REGISTRY.values() for proposer in some]
-
-
 def test_every_drafter_is_in_the_registry():
   exported = {getattr(module, name) for module in (proposers, testing) for name in module.__all__}
   drafters = {x for x in exported if isinstance(x, type) and hasattr(x, "propose") and x is not proposers.Proposer}
-  assert drafters == set(REGISTRY)
+  assert drafters == {type(entry.proposer) for entry in every_proposer.ENTRIES + every_proposer.TESTING}
 
 
-@pytest.mark.parametrize("proposer", ALL, ids=lambda p: type(p).__name__ + getattr(p, "rule", ""))
-def test_every_drafter_makes_trees_that_can_be_judged(proposer):
+@pytest.mark.parametrize("entry", every_proposer.ENTRIES + every_proposer.TESTING, ids=lambda e: e.name)
+def test_every_drafter_makes_trees_that_can_be_judged(entry):
   """Greedy rows, rows whose law has a single id, ended rows, rows at their last token, and texts of several lengths."""
+  proposer, target = entry.proposer, entry.target
   prompts = [[1, 2, 1, 2, 1], [0] * 7, [3], [5, 4, 5, 4, 5, 4], [2, 2, 3], [1, 1, 2]]
   params = SamplingParams(temperature=[0.0, 0.8, 1.5, 1.0, 0.9, 1e-3], top_k=[0, 0, 0, 1, 2, 0])
-  state = drivers.start(TARGET, proposer, prompts, params, max_new_tokens=[9, 9, 9, 9, 1, 2])
+  state = drivers.start(target, proposer, prompts, params, max_new_tokens=[9, 9, 9, 9, 1, 2])
   run = jax.jit(decode.draft)
   for ended in ([], [1, 3]):
     reason = np.zeros(len(prompts), np.int32)
     reason[ended] = stopping.LENGTH
-    tree, _ = run(TARGET, proposer, state.replace(reason=jnp.asarray(reason)))
-    tree = tree_lib.check(tree, TARGET.vocab)
+    tree, _ = run(target, proposer, state.replace(reason=jnp.asarray(reason)))
+    tree = tree_lib.check(tree, target.vocab_size)
     assert tree.width <= proposer.max_nodes
     assert int(tree_lib.depths(tree_lib.ancestors(tree.parents, tree.width)).max()) <= proposer.max_depth
     np.testing.assert_array_equal(tree.tokens[:, 0], [prompt[-1] for prompt in prompts])
     assert (np.asarray(tree.size)[ended] == 1).all() and tree.size[4] == 1  # nothing for those that end
-    assert proposer.max_nodes == 1 or (np.asarray(tree.size) > 1).any()
+    # Those that read the target's ids have not seen any before the first step.
+    assert proposer.max_nodes == 1 or proposer.node_ids or (np.asarray(tree.size) > 1).any()

@@ -1,0 +1,67 @@
+"""Every proposer of the library, with options that make it draft: what tests of all of them run over.
+
+A new class has to be added; `test_every_drafter_is_in_the_registry` says so.
+"""
+import dataclasses
+
+import numpy as np
+
+from specjax import proposers
+from specjax import testing
+from specjax import verifiers
+from specjax.proposers import lookahead
+from specjax.proposers import recycling
+import tiny_decoder
+
+VOCAB = 6
+TARGET = testing.DummyTarget(vocab=VOCAB, order=2)   # texts repeat: lookup has something to find
+MODEL = testing.DummyTarget(vocab=VOCAB, order=2, salt=np.uint32(4))
+DECODER = tiny_decoder.make(vocab=VOCAB, max_context=512)
+DRAWN = proposers.Drawing(sampled=True)
+NGRAM = proposers.NGram(min_ngram=1, num_tokens=3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """One way of drafting, and a target that it works on."""
+  name: str
+  proposer: object
+  target: object = TARGET
+
+  @property
+  def verifier(self):
+    """One that judges its drafts: by q where there is one."""
+    if not self.proposer.samples:
+      return verifiers.Point()
+    chain = self.proposer.max_nodes == self.proposer.max_depth + 1
+    return verifiers.Block() if chain else verifiers.Traversal()
+
+
+ENTRIES = [
+    Entry("plain", proposers.Plain()),
+    Entry("ngram", NGRAM),
+    Entry("ngram earliest", proposers.NGram(max_ngram=2, min_ngram=1, num_tokens=5, match="earliest")),
+    Entry("suffix", proposers.Suffix(num_tokens=3)),
+    Entry("suffix tree", proposers.Suffix(num_tokens=5, tree=True)),
+    Entry("retrieval", proposers.Retrieval.of_texts([[1, 2, 3, 4, 5, 0] * 3, [2, 1, 2, 0, 2, 1]], num_tokens=3)),
+    Entry("recycling", recycling.recycling(VOCAB, successors=4, num_nodes=12, acceptance=(0.6, 0.2, 0.1))),
+    Entry("jacobi", proposers.Jacobi(num_tokens=3)),
+    Entry("lookahead", lookahead.Lookahead(window=3, ngram=3, guesses=2, buckets=8)),
+    Entry("draft model", proposers.DraftModel(model=MODEL, num_tokens=3)),
+    Entry("draft model, drawn", proposers.DraftModel(model=MODEL, num_tokens=3, drawing=DRAWN)),
+    Entry("draft tree", proposers.DraftTree(model=MODEL, parents=(0, 0, 0, 1))),
+    Entry("draft tree, drawn", proposers.DraftTree(model=MODEL, parents=(0, 0, 0, 1), children="independent")),
+    Entry("draft tree, distinct", proposers.DraftTree(model=MODEL, parents=(0, 0, 0, 1), children="without_replacement")),
+    Entry("dynamic tree", proposers.DynamicTree(model=MODEL, nodes=8, depth=3, beam=2)),
+    Entry("early exit", proposers.EarlyExit(exit_layer=2, num_tokens=3), DECODER),
+    Entry("layer skip", proposers.LayerSkip(skipped=(1,), num_tokens=3), DECODER),
+    Entry("fallback", proposers.Fallback((NGRAM, proposers.DraftModel(model=MODEL, num_tokens=3)))),
+]
+# Not among the public names, for tests only; held to the same.
+TESTING = [
+    Entry("self", testing.SelfDrafter(3)),
+    Entry("always wrong", testing.always_wrong(2)),
+    *(Entry(f"noisy {rule}", testing.NoisySelf(parents=(0, 0, 0, 1, 1), rule=rule))
+      for rule in ("independent", "without_replacement", "coupled", "greedy_multi")),
+    Entry("noisy sparse", testing.NoisySelf(parents=(0, 0, 0), rule="without_replacement", sparse=VOCAB)),
+]
