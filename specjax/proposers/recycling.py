@@ -45,7 +45,8 @@ class Recycling(base.Defaults):
 
   Attributes:
     matrix: i32[V, K], what is known of past requests; -1: nothing.
-    num_nodes: T, the root included. depth: the greatest depth of a node.
+    num_nodes: T, the root included; 16 for a CPU, where width costs time. The paper drafts 80 on a GPU.
+    depth: the greatest depth of a node.
     acceptance: how often the successor of each rank is the next token; at most K ranks.
 
   Raises:
@@ -53,7 +54,7 @@ class Recycling(base.Defaults):
       successors than the table has ranks.
   """
   matrix: jax.Array
-  num_nodes: int = struct.field(pytree_node=False, default=32)
+  num_nodes: int = struct.field(pytree_node=False, default=16)
   depth: int = struct.field(pytree_node=False, default=6)
   acceptance: tuple[float, ...] = struct.field(pytree_node=False, default=ACCEPTANCE)
 

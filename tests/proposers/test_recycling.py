@@ -315,7 +315,7 @@ def test_sizes():
 
 @pytest.mark.parametrize("kwargs,message", [
     (dict(num_nodes=1), "num_nodes=1, depth=6: needed are 2 nodes"),
-    (dict(depth=0), "num_nodes=32, depth=0"),
+    (dict(depth=0), "num_nodes=16, depth=0"),
     (dict(acceptance=(0.9, 0.9)), "acceptance=.*a sum over ranks of at most 1"),
     (dict(successors=0), "successors=0: allowed are 1 to 10"),
     (dict(successors=11), "successors=11: allowed are 1 to 10"),
