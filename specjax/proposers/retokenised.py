@@ -121,7 +121,7 @@ class Retokenised(base.Defaults):
     for row in np.flatnonzero(wanted):
       wanted[row] = self._read(tokens[row, :lengths[row]], row, ids, known, read, cached)
     if not wanted.any():
-      return tree_lib.root_only(context.pending).widen(self.max_nodes), state
+      return tree_lib.root_only(context.pending).widen(self.max_nodes), state.replace(known=jnp.array(known))
     most = np.where(wanted, limit, 0).astype(np.int32)
     own = context.replace(tokens=jnp.array(ids), length=jnp.array(known), **_neutral(
         len(lengths), self.model.vocab_size, self.drafter_tokenizer.eos_ids))
@@ -146,7 +146,10 @@ class Retokenised(base.Defaults):
                                                     base.accepted_of_chain(committed)))
 
   def _read(self, text, row, ids, known, read, cached):
-    """Encodes the text of a row for the drafter, in place. Says whether the drafter can read it."""
+    """Encodes the text of a row for the drafter, in place. Says whether the drafter can read it.
+
+    A row that it cannot read at all is treated as one that has outgrown its buffer.
+    """
     pair = _pair(self.target_tokenizer, self.drafter_tokenizer)
     first, slots = len(pair.opening), ids.shape[1]
     if known[row] >= slots:
@@ -157,6 +160,8 @@ class Retokenised(base.Defaults):
       cut -= 1
       tail = pair.drafter.bytes_of(ids[row, cut:cut + 1]) + tail
     spelt = pair.drafter.spell(tail, opens=bool(known[row] == first))
+    if spelt is None and pair.drafter.spell(vocabulary_map.whole_characters(tail)) is None:
+      known[row] = slots  # it never will, and must not be asked again in every step
     if spelt is None or not first and not spelt:
       return False
     known[row] = cut + len(spelt)

@@ -162,12 +162,12 @@ def test_a_text_that_outgrows_the_drafter_is_drafted_no_further():
 
 
 def test_a_drafter_that_cannot_spell_a_text_leaves_it_alone():
-  """Its neighbours draft as ever."""
-  theirs = tiny_tokenizers.byte_level(["c", "b", "a", "bc"])
-  state = drivers.start(TARGET, make(testing.DummyTarget(vocab=4), drafter=theirs), [[0, 1, 10], [0, 3, 1]],
-                        max_new_tokens=20)
-  tree, _ = decode.draft(TARGET, make(testing.DummyTarget(vocab=4), drafter=theirs), state)
-  assert tree.size[0] > 1 and tree.size[1] == 1
+  """It is not asked again in every step, except where only half a character is missing; its neighbours draft as ever."""
+  proposer = make(testing.DummyTarget(vocab=4), drafter=tiny_tokenizers.byte_level(["c", "b", "a", "bc"]))
+  state = drivers.start(TARGET, proposer, [[0, 1, 10], [0, 3, 1], [0, 1, 5]], max_new_tokens=20)
+  tree, after = decode.draft(TARGET, proposer, state)
+  assert tree.size[0] > 1 and tree.size[1:].tolist() == [1, 1]
+  assert after.known.tolist() == [int(after.cache.length[0]) - 4, after.ids.shape[1], 0]
 
 
 def test_a_first_token_that_the_drafter_does_not_know_is_not_read_as_text():
