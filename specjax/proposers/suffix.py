@@ -2,11 +2,12 @@
 
 Method of SuffixDecoding (arXiv 2411.04975; `snowflakedb/ArcticInference`): behind every suffix of the text that was
 there before, a trie with counts of what followed; a draft as long as the match allows; of all suffixes the one whose
-draft has the greatest sum of estimated probabilities. There the tries are trees on the host; here nothing is kept but the
-tokens, and `continuations` counts on the device what a draft needs, over the best occurrences of the text's end.
+draft has the greatest sum of estimated probabilities. There the tries are trees on the host; here nothing is kept but
+the tokens, and `continuations` counts on the device what a draft needs, over the best occurrences of the text's end.
 
-`Suffix(escape=0, factor=1)` is the published rule. The default estimates probabilities with an escape for what was
-never seen, which makes the score a better judge of how much to draft, and lets a draft be longer than its match.
+`Suffix(escape=0, store_escape=0, factor=1)` is the published rule. The default estimates probabilities with an escape
+for what was never seen, which makes the score a better judge of how much to draft, and lets a draft be longer than its
+match.
 
 Letters: B batch rows, S tokens of the buffer, G tokens of the store, T nodes.
 """
@@ -65,7 +66,8 @@ class Suffix(base.Stateless):
     store: earlier outputs, read by all rows; None for the row's own text only. See `with_store` and `remember`.
     num_tokens: drafted tokens, at most. tree: a tree of them instead of a chain.
     min_probability: least estimated probability of a drafted token, given the text.
-    escape: see `continuations.best_draft`; 0 trusts the counts.
+    escape, store_escape: see `continuations.best_draft`; 0 trusts the counts. A match in another output says less than
+      one in the text itself.
     min_score: least estimate of accepted tokens for which a row drafts at all.
     overlap: a match close to the text's end is taken as a period and continued beyond it.
 
@@ -81,6 +83,7 @@ class Suffix(base.Stateless):
   offset: float = struct.field(pytree_node=False, default=0.0)
   min_probability: float = struct.field(pytree_node=False, default=0.1)
   escape: float = struct.field(pytree_node=False, default=1.7)
+  store_escape: float = struct.field(pytree_node=False, default=8.0)
   min_score: float = struct.field(pytree_node=False, default=0.0)
   occurrences: int = struct.field(pytree_node=False, default=32)
   overlap: bool = struct.field(pytree_node=False, default=False)
@@ -90,7 +93,7 @@ class Suffix(base.Stateless):
     if not 1 <= self.min_match <= self.max_match <= continuations.MAX_MATCH:
       raise ValueError(f"min_match={self.min_match}, max_match={self.max_match}: needed is 1 <= min_match <= max_match "
                        f"<= {continuations.MAX_MATCH}")
-    for name in ("factor", "min_score"):
+    for name in ("factor", "store_escape", "min_score"):
       if not 0 <= getattr(self, name) < float("inf"):
         raise ValueError(f"{name}={getattr(self, name)}: it must be 0 or greater, and finite")
 
@@ -123,15 +126,15 @@ class Suffix(base.Stateless):
   def draft(self, context: base.Context) -> continuations.Draft:
     """What `propose` drafts, with the estimated probability of every node for a rule that cuts by it."""
     last = context.length - 1
-    drafted = self._from(context.tokens, last, context.length, context, self.overlap)
+    drafted = self._from(context.tokens, last, context.length, context, self.escape, self.overlap)
     if self.store is not None:
       filled = jnp.broadcast_to(self.store.filled, last.shape)
-      look = lambda: self._from(self.store.tokens[None], filled, filled, context, False)
+      look = lambda: self._from(self.store.tokens[None], filled, filled, context, self.store_escape, False)
       others = jax.lax.cond(self.store.filled > 0, look, lambda: jax.tree.map(jnp.zeros_like, drafted))
       drafted = drafted.where(drafted.score >= others.score, others)
     return drafted.only(drafted.score >= self.min_score)
 
-  def _from(self, text, before, known, context, overlap):
+  def _from(self, text, before, known, context, escape, overlap):
     """The best draft out of one text, i32[B, S] or i32[1, G], `known` i32[B] tokens of it, by matches that end before
     a place, i32[B]."""
     ends = jnp.arange(text.shape[1], dtype=jnp.int32)[None] < before[:, None]
@@ -143,4 +146,4 @@ class Suffix(base.Stateless):
     limits = np.clip(np.floor(self.factor * lengths + self.offset + 1e-6), 0, self.num_tokens).astype(np.int32)
     return continuations.best_draft(
         found, context.pending, jnp.asarray(lengths), jnp.asarray(limits), max_nodes=self.max_nodes,
-        min_probability=self.min_probability, escape=self.escape, chain=not self.tree)
+        min_probability=self.min_probability, escape=escape, chain=not self.tree)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 
 SLOTS, ROWS = 64, 48
 POISON = 1  # behind the text the buffer holds an id that the text uses
-PUBLISHED = dict(escape=0.0, factor=1.0, occurrences=64)  # of a text of 64 tokens all
+PUBLISHED = dict(escape=0.0, store_escape=0.0, factor=1.0, occurrences=64)  # of a text of 64 tokens all
 
 
 @jax.jit
@@ -84,7 +84,7 @@ def slow_nodes(trie, text, length, itself, proposer, eos, budget):
     for token, child in node.items():
       if token is None or token in eos:
         continue
-      escape = proposer.escape / (length + len(path))
+      escape = (proposer.escape if itself else proposer.store_escape) / (length + len(path))
       mine = probability * child[None] / (total + escape)
       if mine >= proposer.min_probability - 1e-6:
         found[(*path, token)] = mine
