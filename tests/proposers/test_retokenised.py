@@ -162,7 +162,7 @@ def test_a_text_that_outgrows_the_drafter_is_drafted_no_further():
 
 
 def test_a_drafter_that_cannot_spell_a_text_leaves_it_alone():
-  """It is not asked again in every step, except where only half a character is missing; its neighbours draft as ever."""
+  """Nor is it asked again in every step, except where half a character is missing; its neighbours draft as ever."""
   proposer = make(testing.DummyTarget(vocab=4), drafter=tiny_tokenizers.byte_level(["c", "b", "a", "bc"]))
   state = drivers.start(TARGET, proposer, [[0, 1, 10], [0, 3, 1], [0, 1, 5]], max_new_tokens=20)
   tree, after = decode.draft(TARGET, proposer, state)
