@@ -17,6 +17,7 @@ from specjax import testing
 from specjax import tree as tree_lib
 from specjax import verifiers
 from specjax.proposers import mixture
+from specjax.proposers import recycling
 from specjax.sampling import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -24,8 +25,10 @@ TARGET = testing.DummyTarget(vocab=6, order=3)
 PROMPTS = [[1, 2, 3], [4, 5, 0, 1, 2, 3, 4, 5, 0, 1, 2, 3], [2]]
 NEW = [60, 53, 40]
 DRAFTS = 3
-BOTH = mixture.Mixture((proposers.NGram(max_ngram=3, min_ngram=3, num_tokens=4),
-                        proposers.DraftModel(model=TARGET, num_tokens=DRAFTS)))
+# A chain, another one, and a tree by a proposer that reads the target's ids at its own nodes; they do not all find room.
+PARTS = (proposers.DraftModel(model=TARGET, num_tokens=DRAFTS), proposers.NGram(max_ngram=3, min_ngram=3, num_tokens=4),
+         recycling.recycling(TARGET.vocab_size, successors=4, num_nodes=6))
+ALL = mixture.Mixture(PARTS, node_budget=8)
 DRAWN = mixture.Mixture((proposers.DraftModel(model=verified_texts.TARGET.replace(salt=np.uint32(5)), num_tokens=2),
                          testing.NoisySelf(noise=2.0, parents=(0, 0, 0, 1))))
 merge = jax.jit(mixture.merge, static_argnums=1)
@@ -124,7 +127,7 @@ def test_text_is_that_of_plain_decoding(temperature):
   """A draft model that is the target is right about greedy text, whatever stands beside its chain."""
   params = SamplingParams(temperature=temperature)
   plain = drivers.generate(TARGET, proposers.Plain(), PROMPTS, params, max_new_tokens=NEW)
-  result = drivers.generate(TARGET, BOTH, PROMPTS, params, max_new_tokens=NEW)
+  result = drivers.generate(TARGET, ALL, PROMPTS, params, max_new_tokens=NEW)
   np.testing.assert_array_equal(result.tokens, plain.tokens)
   counters = result.counters
   assert (0 < counters.accepted_tokens).all() and counters.accepted_tokens.sum() < counters.drafted_tokens.sum()
@@ -149,22 +152,22 @@ def test_drawn_nodes_come_first_and_the_text_has_the_law_of_the_target():
 
 
 def test_no_host_in_the_step():
-  state = drivers.start(TARGET, BOTH, PROMPTS, max_new_tokens=9)
+  state = drivers.start(TARGET, ALL, PROMPTS, max_new_tokens=9)
   step = jax.jit(functools.partial(decode.step, verifier=verifiers.Point()))
-  text = step.lower(TARGET, BOTH, state=state).as_text()
+  text = step.lower(TARGET, ALL, state=state).as_text()
   assert "while" in text and not re.search("callback|infeed|outfeed", text, re.IGNORECASE)
 
 
 @pytest.mark.parametrize("make,message", [
     (lambda: mixture.Mixture((proposers.Plain(),)), "a mixture needs two or more"),
-    (lambda: mixture.Mixture(BOTH.proposers, node_budget=5), "node_budget=5: allowed are 6 nodes or more"),
+    (lambda: mixture.Mixture(PARTS, node_budget=5), "node_budget=5: allowed are 6 nodes or more"),
     (lambda: mixture.Mixture((proposers.NGram(num_tokens=1), testing.NoisySelf(parents=(0, 0, 0, 0))), node_budget=3),
      "node_budget=3: allowed are 4 nodes or more"),
     (lambda: mixture.Mixture((testing.NoisySelf(), proposers.Plain(), testing.NoisySelf())),
      "NoisySelf and NoisySelf both draw their tokens"),
     (lambda: mixture.Mixture((proposers.NGram(), type("Slow", (proposers.NGram,), {"host": True})())),
      "Slow drafts on the host and cannot be one of several"),
-    (lambda: drivers.start(TARGET, BOTH, PROMPTS, max_new_tokens=9, verifier=verifiers.Rejection()),
+    (lambda: drivers.start(TARGET, ALL, PROMPTS, max_new_tokens=9, verifier=verifiers.Rejection()),
      "Rejection verifies chains only, and Mixture drafts trees"),
     (lambda: _draft_early_exit(), "EarlyExit runs the target's lower layers and cannot be one of several"),
 ])
@@ -180,6 +183,5 @@ def _draft_early_exit():
 
 
 def test_a_budget_bounds_the_nodes():
-  assert (BOTH.max_nodes, BOTH.max_depth) == (8, 4)
-  assert mixture.Mixture(BOTH.proposers, node_budget=6).max_nodes == 6
-  assert mixture.Mixture(BOTH.proposers, node_budget=60).max_nodes == 8
+  assert (ALL.max_nodes, ALL.max_depth, ALL.node_ids) == (8, 4, PARTS[2].node_ids)
+  assert mixture.Mixture(PARTS).max_nodes == mixture.Mixture(PARTS, node_budget=60).max_nodes == 1 + 3 + 4 + 5
