@@ -9,14 +9,17 @@ import numpy as np
 from specjax import proposers
 from specjax import testing
 from specjax import verifiers
-from specjax.proposers import lookahead
 from specjax.proposers import recycling
+from specjax.proposers import shared_tokens
 import tiny_decoder
+import tiny_tokenizers
 
 VOCAB = 6
-TARGET = testing.DummyTarget(vocab=VOCAB, order=2)   # texts repeat: lookup has something to find
-MODEL = testing.DummyTarget(vocab=VOCAB, order=2, salt=np.uint32(4))
-DECODER = tiny_decoder.make(vocab=VOCAB, max_context=512)
+CONTEXT = 256  # the first bucket: one program runs up to the last place
+TARGET = testing.DummyTarget(vocab=VOCAB, order=2, max_context=CONTEXT)  # texts repeat: lookup has something to find
+MODEL = testing.DummyTarget(vocab=VOCAB, order=2, salt=np.uint32(4), max_context=CONTEXT)
+DECODER = tiny_decoder.make(vocab=VOCAB, max_context=CONTEXT)
+LETTERS, OTHER_LETTERS = tiny_tokenizers.byte_level("abcdef"), tiny_tokenizers.byte_level("fcabed")
 DRAWN = proposers.Drawing(sampled=True)
 NGRAM = proposers.NGram(min_ngram=1, num_tokens=3)
 
@@ -43,10 +46,11 @@ ENTRIES = [
     Entry("ngram earliest", proposers.NGram(max_ngram=2, min_ngram=1, num_tokens=5, match="earliest")),
     Entry("suffix", proposers.Suffix(num_tokens=3)),
     Entry("suffix tree", proposers.Suffix(num_tokens=5, tree=True)),
+    Entry("auto lookup", proposers.AutoLookup()),
     Entry("retrieval", proposers.Retrieval.of_texts([[1, 2, 3, 4, 5, 0] * 3, [2, 1, 2, 0, 2, 1]], num_tokens=3)),
     Entry("recycling", recycling.recycling(VOCAB, successors=4, num_nodes=12, acceptance=(0.6, 0.2, 0.1))),
     Entry("jacobi", proposers.Jacobi(num_tokens=3)),
-    Entry("lookahead", lookahead.Lookahead(window=3, ngram=3, guesses=2, buckets=8)),
+    Entry("lookahead", proposers.Lookahead(window=3, ngram=3, guesses=2, buckets=8)),
     Entry("draft model", proposers.DraftModel(model=MODEL, num_tokens=3)),
     Entry("draft model, drawn", proposers.DraftModel(model=MODEL, num_tokens=3, drawing=DRAWN)),
     Entry("draft tree", proposers.DraftTree(model=MODEL, parents=(0, 0, 0, 1))),
@@ -55,6 +59,10 @@ ENTRIES = [
     Entry("dynamic tree", proposers.DynamicTree(model=MODEL, nodes=8, depth=3, beam=2)),
     Entry("early exit", proposers.EarlyExit(exit_layer=2, num_tokens=3), DECODER),
     Entry("layer skip", proposers.LayerSkip(skipped=(1,), num_tokens=3), DECODER),
+    Entry("shared tokens", shared_tokens.shared_tokens(MODEL, LETTERS, OTHER_LETTERS, num_tokens=3)),
+    Entry("mixture", proposers.Mixture((NGRAM, proposers.DraftModel(model=MODEL, num_tokens=2)))),
+    Entry("hierarchical", proposers.Hierarchical(small=NGRAM, middle=MODEL, num_tokens=3)),
+    Entry("hierarchical, drawn", proposers.Hierarchical(small=NGRAM, middle=MODEL, num_tokens=3, drawing=DRAWN)),
     Entry("fallback", proposers.Fallback((NGRAM, proposers.DraftModel(model=MODEL, num_tokens=3)))),
 ]
 # Not among the public names, for tests only; held to the same.

@@ -2,9 +2,11 @@
 from absl import flags
 
 import specjax
+from specjax import decode
 from specjax import proposers
 from specjax import static_trees
 from specjax.checkpoints import vocabulary_map
+from specjax.proposers import auto_lookup
 from specjax.proposers import length
 from specjax.proposers import renewal
 
@@ -29,6 +31,13 @@ EXIT_LAYER = flags.DEFINE_integer("exit_layer", None, "Layers of the target that
                                   "by default.", lower_bound=1)
 SKIPPED = flags.DEFINE_list("skip_layers", None, "Layers of the target that layer_skip leaves out; by default every "
                             "second one of the middle half.")
+WINDOW = flags.DEFINE_integer("lookahead_window", 5, "Columns of lookahead's window, W.", lower_bound=1)
+LOOKAHEAD_NGRAM = flags.DEFINE_integer("lookahead_ngram", 4, "Tokens of lookahead's n-grams, N.", lower_bound=2)
+GUESSES = flags.DEFINE_integer("lookahead_guesses", 5, "n-grams that lookahead verifies a step, G.", lower_bound=0)
+SMALL = flags.DEFINE_string("hierarchical_small", "ngram", "The method that drafts for the draft model in "
+                            "hierarchical.")
+MIXTURE = flags.DEFINE_list("mixture", ["ngram", "recycling"], "Methods whose branches mixture puts into one tree; the "
+                            "first ones keep theirs where --tree_nodes is short.")
 NODES = flags.DEFINE_integer("tree_nodes", None, "Nodes of a drafted tree, root included; each method has its own "
                              "default.", lower_bound=2)
 SHAPE = flags.DEFINE_list("tree_shape", ["2", "2", "1"], "draft_tree: children of every node, level by level; or "
@@ -52,6 +61,11 @@ LENGTH = flags.DEFINE_enum("draft_length", "fixed", ["fixed", "heuristic", "conf
                            "When model drafters stop before --draft_tokens.")
 THRESHOLD = flags.DEFINE_float("confidence_threshold", length.Confidence.threshold, "--draft_length=confidence: least "
                                "probability of the drafter's best token.", lower_bound=0, upper_bound=1)
+COSTS = flags.DEFINE_list("verify_costs", [str(x) for x in renewal.REFERENCE_COSTS], "For auto_lookup and "
+                          "--draft_length=renewal: the cost of a verify pass over 1, 4, 8, 16, 32 and 64 nodes, in plain "
+                          "steps; experiments.speed measures it.")
+COST = flags.DEFINE_float("draft_cost", 0.3, "--draft_length=renewal: cost of a drafted token, in plain steps.",
+                          lower_bound=0)
 _loaded = {}
 
 
@@ -101,9 +115,32 @@ def length_rule():
   """The rule of --draft_length."""
   if LENGTH.value == "confidence":
     return length.Confidence(threshold=THRESHOLD.value)
-  rules = {"fixed": length.Fixed, "heuristic": length.Heuristic, "entropy": length.Entropy,
-           "renewal": renewal.Renewal}
+  if LENGTH.value == "renewal":
+    return renewal.Renewal(draft_cost=COST.value, verify_costs=verify_costs(),
+                           widths=decode.widths_for(tokens(3) + 1))
+  rules = {"fixed": length.Fixed, "heuristic": length.Heuristic, "entropy": length.Entropy}
   return rules[LENGTH.value]()
+
+
+def verify_costs() -> tuple[float, ...]:
+  """The numbers of --verify_costs.
+
+  Raises:
+    ValueError: names the flag.
+  """
+  try:
+    costs = tuple(float(x) for x in COSTS.value)
+  except ValueError:
+    costs = ()
+  if len(costs) != len(renewal.REFERENCE_COSTS) or min(costs) <= 0:
+    raise ValueError(f"--verify_costs={','.join(COSTS.value)}: it takes {len(renewal.REFERENCE_COSTS)} positive numbers, "
+                     f"for {', '.join(map(str, renewal.REFERENCE_WIDTHS))} nodes")
+  return costs
+
+
+def lookup_rule(nodes: int):
+  """The rule of auto_lookup for drafts of `nodes` nodes, root included."""
+  return auto_lookup.RULE.replace(verify_costs=verify_costs(), widths=decode.widths_for(nodes))
 
 
 def load(name: str):
@@ -132,6 +169,7 @@ def check(widest: int) -> None:
   if THRESHOLD.value != length.Confidence.threshold and LENGTH.value != "confidence":
     raise ValueError(f"--confidence_threshold={THRESHOLD.value} belongs to --draft_length=confidence; leave it out or "
                      "set that")
+  verify_costs()
   sampled = SAMPLED.value or CHILDREN.value != "top_k"
   if not sampled:
     for flag in (TEMPERATURE, TOP_K, TOP_P):

@@ -8,6 +8,7 @@ from experiments.harness import method_options as options
 from specjax import decode
 from specjax import proposers
 from specjax.proposers import recycling
+from specjax.proposers import shared_tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,11 @@ def _ngram(given):
   return proposers.NGram(max_ngram=options.MAX_NGRAM.value, min_ngram=options.MIN_NGRAM.value,
                          num_tokens=options.tokens(7), match=options.MATCH.value, source=options.SOURCE.value,
                          overlap=options.OVERLAP.value)
+
+
+def _auto_lookup(given):
+  del given
+  return proposers.AutoLookup(num_tokens=options.tokens(7), rule=options.lookup_rule(options.tokens(7) + 1))
 
 
 def _suffix(given):
@@ -78,6 +84,28 @@ def _layer_skip(given):
                              length=options.length_rule())
 
 
+def _lookahead(given):
+  del given
+  return proposers.Lookahead(window=options.WINDOW.value, ngram=options.LOOKAHEAD_NGRAM.value,
+                             guesses=options.GUESSES.value)
+
+
+def _hierarchical(given):
+  return proposers.Hierarchical(small=build(options.SMALL.value, given), middle=options.drafter(given),
+                                num_tokens=options.tokens(7), drawing=options.drawing())
+
+
+def _mixture(given):
+  return proposers.Mixture(tuple(build(name, given) for name in options.MIXTURE.value),
+                           node_budget=options.NODES.value)
+
+
+def _shared_tokens(given):
+  model, tokenizer = options.load(options.DRAFT.value)
+  return shared_tokens.shared_tokens(model, given.tokenizer, tokenizer, num_tokens=options.tokens(3),
+                                     drawing=options.drawing(), length=options.length_rule())
+
+
 def _drawn():
   return options.SAMPLED.value
 
@@ -90,14 +118,19 @@ _METHODS = {
     "plain": Method(lambda given: proposers.Plain()),
     "ngram": Method(_ngram),
     "suffix": Method(_suffix),
+    "auto_lookup": Method(_auto_lookup),
     "retrieval": Method(_retrieval, needs=options.DATASTORE),
     "recycling": Method(_recycling),
     "jacobi": Method(lambda given: proposers.Jacobi(num_tokens=options.tokens(7))),
+    "lookahead": Method(_lookahead),
     "draft_model": Method(_draft_model, needs=options.DRAFT, samples=_drawn),
     "draft_tree": Method(_draft_tree, needs=options.DRAFT, samples=lambda: options.CHILDREN.value != "top_k"),
     "dynamic_tree": Method(_dynamic_tree, needs=options.DRAFT),
     "early_exit": Method(_early_exit, samples=_drawn),
     "layer_skip": Method(_layer_skip, samples=_drawn),
+    "shared_tokens": Method(_shared_tokens, needs=options.DRAFT, samples=_drawn),
+    "hierarchical": Method(_hierarchical, needs=options.DRAFT, samples=_drawn),
+    "mixture": Method(_mixture, samples=lambda: any(_METHODS[name].samples() for name in options.MIXTURE.value)),
     "fallback": Method(_fallback, samples=lambda: any(_METHODS[name].samples() for name in options.FALLBACK.value)),
 }
 NAMES = tuple(_METHODS)
@@ -128,11 +161,14 @@ def check(names: list[str]) -> list[str]:
 
 
 def _missing(name):
-  """The flag that a method lacks, if any; for a fallback those of its parts count."""
-  for part in [name, *(options.FALLBACK.value if name == "fallback" else [])]:
-    if part not in _METHODS or part in ("fallback", "plain") and part != name:
-      raise ValueError(f"--fallback={','.join(options.FALLBACK.value)}: {part!r} is no method that drafts; those are "
-                       f"{', '.join(n for n in NAMES if n not in ('plain', 'fallback'))}")
+  """The flag that a method lacks, if any; for one made of others theirs count."""
+  made_of = {"fallback": options.FALLBACK, "mixture": options.MIXTURE, "hierarchical": options.SMALL}
+  flag = made_of.get(name)
+  parts = [] if flag is None else flag.value if isinstance(flag.value, list) else [flag.value]
+  for part in [name, *parts]:
+    if part not in _METHODS or part in ("plain", *made_of) and part != name:
+      raise ValueError(f"--{flag.name}={','.join(parts)}: {part!r} cannot be part of {name}; methods that can are "
+                       f"{', '.join(n for n in NAMES if n not in ('plain', *made_of))}")
     needed = _METHODS[part].needs
     if needed is not None and not needed.value:
       return needed.name

@@ -1,4 +1,5 @@
 """Proposers: one file a method of drafting, all behind `base.Proposer`."""
+from specjax.proposers.auto_lookup import AutoLookup
 from specjax.proposers.autoregressive import Drawing
 from specjax.proposers.base import Committed
 from specjax.proposers.base import Context
@@ -8,13 +9,18 @@ from specjax.proposers.draft_tree import DraftTree
 from specjax.proposers.dynamic_tree import DynamicTree
 from specjax.proposers.early_exit import EarlyExit
 from specjax.proposers.fallback import Fallback
+from specjax.proposers.hierarchical import Hierarchical
 from specjax.proposers.jacobi import Jacobi
 from specjax.proposers.layer_skip import LayerSkip
+from specjax.proposers.lookahead import Lookahead
+from specjax.proposers.mixture import Mixture
 from specjax.proposers.ngram import NGram
 from specjax.proposers.plain import Plain
 from specjax.proposers.recycling import Recycling
 from specjax.proposers.retrieval import Retrieval
+from specjax.proposers.shared_tokens import SharedTokens
 from specjax.proposers.suffix import Suffix
 
-__all__ = ["Committed", "Context", "DraftModel", "DraftTree", "Drawing", "DynamicTree", "EarlyExit", "Fallback", "Jacobi",
-           "LayerSkip", "NGram", "Plain", "Proposer", "Recycling", "Retrieval", "Suffix"]
+__all__ = ["AutoLookup", "Committed", "Context", "DraftModel", "DraftTree", "Drawing", "DynamicTree", "EarlyExit",
+           "Fallback", "Hierarchical", "Jacobi", "LayerSkip", "Lookahead", "Mixture", "NGram", "Plain", "Proposer",
+           "Recycling", "Retrieval", "SharedTokens", "Suffix"]

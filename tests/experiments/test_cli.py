@@ -79,6 +79,14 @@ FLAGS = {
     "tree_acceptance": ("0.9,0.01", lambda got: "parents=(0, 0, 1, 2, 3" in str(got["methods"].get("draft_tree"))),
     "tree_children": ("independent", lambda got: "children='independent'" in str(got["methods"].get("draft_tree"))),
     "fallback": ("suffix,ngram", lambda got: "Fallback(proposers=(Suffix(" in str(got["methods"].get("fallback"))),
+    "lookahead_window": ("3", lambda got: "window=3" in str(got["methods"].get("lookahead"))),
+    "lookahead_ngram": ("3", lambda got: "ngram=3" in str(got["methods"].get("lookahead"))),
+    "lookahead_guesses": ("3", lambda got: "guesses=3" in str(got["methods"].get("lookahead"))),
+    "hierarchical_small": ("suffix", lambda got: "small=Suffix(" in str(got["methods"].get("hierarchical"))),
+    "mixture": ("suffix,ngram", lambda got: "Mixture(proposers=(Suffix(" in str(got["methods"].get("mixture"))),
+    "verify_costs": ("1,1,1,2,3,4", lambda got: "verify_costs=(1.0, 1.0, 1.0, 2.0, 3.0, 4.0)" in
+                     str(got["methods"].get("auto_lookup"))),
+    "draft_cost": ("0.125", lambda got: "draft_cost=0.125" in str(got["methods"].get("early_exit"))),
     "pair": ("qwen2.5-coder", lambda got: got["target"] == "qwen2.5-coder-1.5b"),
     "repeats": ("3", lambda got: got["repeats"] == 3),
     "raw": ("true", lambda got: got["raw"] is True),
@@ -115,6 +123,11 @@ WITH["confidence_threshold"] = ["--methods=early_exit", "--draft_length=confiden
 WITH |= {name: ["--methods=dynamic_tree", f"--draft={programs.TINY}"] for name in ("tree_nodes", "tree_depth", "tree_beam")}
 WITH |= {name: ["--methods=draft_tree", f"--draft={programs.TINY}"] for name in ("tree_shape", "tree_children")}
 WITH["tree_acceptance"] = ["--methods=draft_tree", f"--draft={programs.TINY}", "--tree_shape=sequoia"]
+WITH |= {f"lookahead_{name}": ["--methods=lookahead"] for name in ("window", "ngram", "guesses")}
+WITH |= {"hierarchical_small": ["--methods=hierarchical", f"--draft={programs.TINY}"],
+         "mixture": ["--methods=mixture"]}
+WITH |= {"verify_costs": ["--methods=auto_lookup"],
+         "draft_cost": ["--methods=early_exit", "--draft_length=renewal"]}
 SELECTS = {"pair": {"target", "draft"}}  # a flag that stands for others
 NOT_SETTINGS = {"outdir", "overwrite", "resume", "costs"}
 
@@ -147,6 +160,7 @@ BAD = {
     "drafter of another vocabulary": (["--methods=draft_model", "--draft=tests/fixtures/tiny_qwen2"],
                                       ["draft_model", "vocabular"]),
     "datastore that is not there": (["--methods=retrieval", "--datastore={dir}/none.npz"], ["none.npz"]),
+    "costs that are too few": (["--verify_costs=1,2", "--target=nope"], ["--verify_costs=1,2", "6 positive"]),
     "target beside a pair": (["--pair=qwen2.5-coder"], ["--pair=qwen2.5-coder", "--target"]),
     "no method": (["--methods="], ["--methods", "plain, ngram"]),
     "method given twice": (["--methods=plain,plain"], ["--methods", "once"]),
