@@ -60,6 +60,7 @@ ENTRIES = [
     Entry("early exit", proposers.EarlyExit(exit_layer=2, num_tokens=3), DECODER),
     Entry("layer skip", proposers.LayerSkip(skipped=(1,), num_tokens=3), DECODER),
     Entry("shared tokens", shared_tokens.shared_tokens(MODEL, LETTERS, OTHER_LETTERS, num_tokens=3)),
+    Entry("retokenised", proposers.Retokenised(MODEL, LETTERS, OTHER_LETTERS, num_tokens=3)),
     Entry("mixture", proposers.Mixture((NGRAM, proposers.DraftModel(model=MODEL, num_tokens=2)))),
     Entry("hierarchical", proposers.Hierarchical(small=NGRAM, middle=MODEL, num_tokens=3)),
     Entry("hierarchical, drawn", proposers.Hierarchical(small=NGRAM, middle=MODEL, num_tokens=3, drawing=DRAWN)),

@@ -53,10 +53,12 @@ def part_timers(target, proposer, prompt, rows: int = 1, params=None, verifier=p
     params = params.replace(min_new_tokens=min(params.min_new_tokens, room))
   state = drivers.start(target, proposer, [prompt] * rows, params, max_new_tokens=room, verifier=verifier)
   widths = decode.widths_for(proposer.max_nodes)
-  tree = jax.jit(decode.draft)(target, proposer, state)[0].widen(widths[-1])
+  draft = decode.draft if proposer.host else jax.jit(decode.draft)
+  tree = draft(target, proposer, state)[0].widen(widths[-1])
   outcome = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(
       functools.partial(decode.verify, verifier=verifier), target, proposer, state=state, tree=tree))
-  timers = {"draft": functools.partial(_timed, _TURNS, _draft_loop, target, proposer, state),
+  drafts = _host_drafts if proposer.host else _draft_loop
+  timers = {"draft": functools.partial(_timed, _TURNS, drafts, target, proposer, state),
             "commit": functools.partial(_timed, _COMMIT_TURNS, _commit_loop, target, proposer, state, outcome)}
   for width in widths:
     loop = functools.partial(_verify_loop, verifier=verifier, width=width, depth=proposer.max_depth,
@@ -91,6 +93,12 @@ def _draft_loop(target, proposer, state):
     return decode.draft(target, proposer, state.replace(tokens=state.tokens.at[row, state.length - 1].set(other)))[0]
 
   return jax.lax.fori_loop(0, _TURNS, turn, first)
+
+
+def _host_drafts(target, proposer, state):
+  """The same for a proposer that drafts on the host, without `_draft_loop`'s change of the text: nothing is hoisted."""
+  _, fed = decode.draft(target, proposer, state.replace(length=state.length - 1))
+  return [decode.draft(target, proposer, state.replace(proposer=fed))[0] for _ in range(_TURNS)]
 
 
 @functools.partial(jax.jit, static_argnames=("verifier", "width", "depth", "node_ids"))

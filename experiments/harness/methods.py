@@ -52,7 +52,7 @@ def _retrieval(given):
 
 
 def _recycling(given):
-  return recycling.recycling(given.target.vocab_size, num_nodes=options.nodes(32))
+  return recycling.recycling(given.target.vocab_size, num_nodes=options.nodes(16))
 
 
 def _draft_model(given):
@@ -87,7 +87,7 @@ def _layer_skip(given):
 def _lookahead(given):
   del given
   return proposers.Lookahead(window=options.WINDOW.value, ngram=options.LOOKAHEAD_NGRAM.value,
-                             guesses=options.GUESSES.value)
+                             guesses=options.GUESSES.value, from_text=True)
 
 
 def _hierarchical(given):
@@ -104,6 +104,12 @@ def _shared_tokens(given):
   model, tokenizer = options.load(options.DRAFT.value)
   return shared_tokens.shared_tokens(model, given.tokenizer, tokenizer, num_tokens=options.tokens(3),
                                      drawing=options.drawing(), length=options.length_rule())
+
+
+def _retokenised(given):
+  model, tokenizer = options.load(options.DRAFT.value)
+  return proposers.Retokenised(model, given.tokenizer, tokenizer, num_tokens=options.tokens(3),
+                               length=options.length_rule())
 
 
 def _drawn():
@@ -129,6 +135,7 @@ _METHODS = {
     "early_exit": Method(_early_exit, samples=_drawn),
     "layer_skip": Method(_layer_skip, samples=_drawn),
     "shared_tokens": Method(_shared_tokens, needs=options.DRAFT, samples=_drawn),
+    "retokenised": Method(_retokenised, needs=options.DRAFT),
     "hierarchical": Method(_hierarchical, needs=options.DRAFT, samples=_drawn),
     "mixture": Method(_mixture, samples=lambda: any(_METHODS[name].samples() for name in options.MIXTURE.value)),
     "fallback": Method(_fallback, samples=lambda: any(_METHODS[name].samples() for name in options.FALLBACK.value)),

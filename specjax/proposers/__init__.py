@@ -17,10 +17,11 @@ from specjax.proposers.mixture import Mixture
 from specjax.proposers.ngram import NGram
 from specjax.proposers.plain import Plain
 from specjax.proposers.recycling import Recycling
+from specjax.proposers.retokenised import Retokenised
 from specjax.proposers.retrieval import Retrieval
 from specjax.proposers.shared_tokens import SharedTokens
 from specjax.proposers.suffix import Suffix
 
 __all__ = ["AutoLookup", "Committed", "Context", "DraftModel", "DraftTree", "Drawing", "DynamicTree", "EarlyExit",
            "Fallback", "Hierarchical", "Jacobi", "LayerSkip", "Lookahead", "Mixture", "NGram", "Plain", "Proposer",
-           "Recycling", "Retrieval", "SharedTokens", "Suffix"]
+           "Recycling", "Retokenised", "Retrieval", "SharedTokens", "Suffix"]

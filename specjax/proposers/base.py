@@ -66,6 +66,10 @@ class Proposer(Protocol):
     """How many of the target's most probable ids it reads at every node of a tree; 0: none, which costs nothing."""
 
   @property
+  def host(self) -> bool:
+    """Whether `propose` runs in Python, between the compiled halves of a step; see `drivers`."""
+
+  @property
   def samples(self) -> bool:
     """Whether drafts are drawn from a law q, which the tree then carries; all others are points."""
 
@@ -130,6 +134,10 @@ def layers_of(target: models.Target, method: str) -> int:
 
 class Defaults:
   """A mixin: point drafts, reads no ids, has no context limit, keeps nothing between requests."""
+
+  @property
+  def host(self) -> bool:
+    return False
 
   @property
   def samples(self) -> bool:

@@ -79,13 +79,7 @@ class DraftModel(base.Defaults):
                        self.length.limit(state.length, self.num_tokens))
     committed, logits = own_cache.catch_up(self.model, state.own.cache, context, most > 0)
 
-    def advance(token, index, block):
-      batch, nodes = token.shape[0], self.num_tokens
-      seen = jnp.append(jnp.arange(nodes) < index, True)
-      out = self.model.forward(token[:, None], (context.length + index)[:, None],
-                               jnp.broadcast_to(seen, (batch, 1, nodes + 1)), committed, before=block)
-      return self.model.logits(out.hidden)[:, 0], block.put(out.in_flight, index)
-
+    advance = own_cache.advance(self.model, committed, context.length, self.num_tokens)
     chain = autoregressive.draft_chain(advance, state.own.block, logits, context, keys, self.drawing, self.num_tokens,
                                        most, self.length, state.length)
     fed = jnp.minimum(chain.count, jnp.maximum(chain.steps - 1, 0))  # the last token of the longest row never is

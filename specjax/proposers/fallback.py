@@ -25,7 +25,7 @@ class State:
 
 
 @struct.dataclass
-class Fallback:
+class Fallback(base.Defaults):
   """Tries `proposers` in order; a tree has the sampled nodes and the law q of the one that drafted it.
 
   Raises:
@@ -35,8 +35,13 @@ class Fallback:
   proposers: tuple
 
   def __post_init__(self):
-    if isinstance(self.proposers, tuple) and len(self.proposers) < 2:
+    if not isinstance(self.proposers, tuple):
+      return  # put together from something else inside a transformation
+    if len(self.proposers) < 2:
       raise ValueError(f"proposers={self.proposers}: a fallback needs two or more")
+    for proposer in self.proposers:
+      if getattr(proposer, "host", False):
+        raise ValueError(f"{type(proposer).__name__} drafts on the host and cannot be one of several; use it alone")
 
   @property
   def max_nodes(self) -> int:

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from specjax import cache as cache_lib
 from specjax.proposers import base
 
-_CHUNK = 64  # tokens of one pass while much is missing
-_FEW = 4     # tokens of the last pass, unless it is one
+_CHUNK = 64            # tokens of one pass while much is missing
+_LAST = (1, 4, 16)     # tokens of the last pass: the smallest that is enough
 
 
 @struct.dataclass
@@ -57,7 +57,7 @@ def catch_up(model, cache: cache_lib.KVCache, context: base.Context,
     count = jnp.clip(missing(cache) - 1, 0, _CHUNK)  # the pending token is left for the pass that reads its logits
     return cache.commit(_forward(model, cache, context, _CHUNK).in_flight, count)
 
-  cache = jax.lax.while_loop(lambda cache: (missing(cache) > _FEW).any(), chunk, cache)
+  cache = jax.lax.while_loop(lambda cache: (missing(cache) > _LAST[-1]).any(), chunk, cache)
   count = missing(cache)
 
   def last(size):
@@ -66,14 +66,29 @@ def catch_up(model, cache: cache_lib.KVCache, context: base.Context,
       at = jnp.clip(count - 1, 0, size - 1)
       hidden = jnp.take_along_axis(out.hidden, at[:, None, None], axis=1)
       block = jax.tree.map(lambda empty, new: jax.lax.dynamic_update_slice(empty, new.astype(empty.dtype), (0,) * 4),
-                           cache.empty_block(_FEW), out.in_flight)
+                           cache.empty_block(_LAST[-1]), out.in_flight)
       return block, model.logits(hidden)[:, 0]
     return run
 
-  nothing = lambda: (cache.empty_block(_FEW), jnp.zeros((count.shape[0], model.vocab_size), jnp.float32))
-  which = (count > 0).any().astype(jnp.int32) + (count > 1).any().astype(jnp.int32)
-  block, logits = jax.lax.switch(which, [nothing, last(1), last(_FEW)])
+  nothing = lambda: (cache.empty_block(_LAST[-1]), jnp.zeros((count.shape[0], model.vocab_size), jnp.float32))
+  which = jnp.sum(jnp.max(count) > jnp.array((0, *_LAST[:-1]), jnp.int32))
+  block, logits = jax.lax.switch(which, [nothing, *map(last, _LAST)])
   return _commit(cache, block, count), logits
+
+
+def advance(model, cache: cache_lib.KVCache, length: jax.Array, nodes: int, *, ids=lambda token: token,
+            head=lambda logits: logits):
+  """The `advance` of `autoregressive.draft_chain` for a model behind `length` i32[B] tokens that its cache holds, with a
+  block of `nodes`: drafted token i goes into place i.
+
+  `ids` takes drafted tokens to the model's ids, `head` its logits f[B, V] to those that are drawn from.
+  """
+  def run(token, index, block):
+    seen = jnp.append(jnp.arange(nodes) < index, True)
+    out = model.forward(ids(token)[:, None], (length + index)[:, None],
+                        jnp.broadcast_to(seen, (token.shape[0], 1, nodes + 1)), cache, before=block)
+    return head(model.logits(out.hidden)[:, 0]), block.put(out.in_flight, index)
+  return run
 
 
 def _commit(cache, block, count):

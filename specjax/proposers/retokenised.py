@@ -246,12 +246,7 @@ def _draft(proposer, cache, rule_state, own, most, keys):
   most = jnp.minimum(most, autoregressive.room(own, nodes, own.tokens.shape[1]))
   cache, logits = own_cache.catch_up(model, cache, own, most > 0)
 
-  def advance(token, index, block):
-    seen = jnp.append(jnp.arange(nodes) < index, True)
-    out = model.forward(token[:, None], (own.length + index)[:, None],
-                        jnp.broadcast_to(seen, (token.shape[0], 1, nodes + 1)), cache, before=block)
-    return model.logits(out.hidden)[:, 0], block.put(out.in_flight, index)
-
+  advance = own_cache.advance(model, cache, own.length, nodes)
   chain = autoregressive.draft_chain(advance, cache.empty_block(nodes), logits, own, keys, autoregressive.Drawing(),
                                      nodes, most, proposer.length, rule_state)
   room = jnp.maximum(own.tokens.shape[1] - own.length, 0)

@@ -135,13 +135,8 @@ class SharedTokens(base.Defaults):
       """f[B, U] as logits of the target's ids f[B, V]; rows that draft nothing have no law to be read."""
       return jnp.where(possible[:, None], jnp.where(has, logits[:, place], -jnp.inf), 0)
 
-    def advance(token, index, block):
-      batch, nodes = token.shape[0], self.num_tokens
-      seen = jnp.append(jnp.arange(nodes) < index, True)
-      out = self.model.forward(place[token][:, None], (text.length + index)[:, None],
-                               jnp.broadcast_to(seen, (batch, 1, nodes + 1)), committed, before=block)
-      return shared(self.model.logits(out.hidden)[:, 0]), block.put(out.in_flight, index)
-
+    advance = own_cache.advance(self.model, committed, text.length, self.num_tokens, ids=lambda token: place[token],
+                                head=shared)
     chain = autoregressive.draft_chain(advance, state.own.block, shared(logits), context, keys, self.drawing,
                                        self.num_tokens, most, self.length, state.length)
     fed = jnp.minimum(chain.count, jnp.maximum(chain.steps - 1, 0))  # the last token of the longest row never is
