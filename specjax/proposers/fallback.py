@@ -40,7 +40,7 @@ class Fallback(base.Defaults):
     if len(self.proposers) < 2:
       raise ValueError(f"proposers={self.proposers}: a fallback needs two or more")
     for proposer in self.proposers:
-      if getattr(proposer, "host", False):
+      if proposer.host:
         raise ValueError(f"{type(proposer).__name__} drafts on the host and cannot be one of several; use it alone")
 
   @property

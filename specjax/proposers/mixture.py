@@ -27,7 +27,7 @@ class State:
 
 
 @struct.dataclass
-class Mixture:
+class Mixture(base.Defaults):
   """Drafts with all of `proposers` in every step.
 
   Attributes:
@@ -49,7 +49,7 @@ class Mixture:
     if len(self.proposers) < 2:
       raise ValueError(f"proposers={self.proposers}: a mixture needs two or more")
     for proposer in self.proposers:
-      if getattr(proposer, "host", False):
+      if proposer.host:
         raise ValueError(f"{type(proposer).__name__} drafts on the host and cannot be one of several; use it alone")
     drawing = [p for p in self.proposers if p.samples]
     if len(drawing) > 1:

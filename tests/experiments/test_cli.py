@@ -157,8 +157,6 @@ BAD = {
     "layers that are none": (["--methods=layer_skip", "--skip_layers=a"], ["--skip_layers=a"]),
     "layer that the target has not": (["--methods=layer_skip", "--skip_layers=7"], ["layer_skip", "7"]),
     "exit above the target": (["--methods=early_exit", "--exit_layer=2"], ["early_exit", "exit_layer=2", "1 to 1"]),
-    "drafter of another vocabulary": (["--methods=draft_model", "--draft=tests/fixtures/tiny_qwen2"],
-                                      ["draft_model", "vocabular"]),
     "datastore that is not there": (["--methods=retrieval", "--datastore={dir}/none.npz"], ["none.npz"]),
     "costs that are too few": (["--verify_costs=1,2", "--target=nope"], ["--verify_costs=1,2", "6 positive"]),
     "target beside a pair": (["--pair=qwen2.5-coder"], ["--pair=qwen2.5-coder", "--target"]),
