@@ -11,14 +11,14 @@ from specjax import testing
 from specjax import verifiers
 from specjax.proposers import recycling
 from specjax.proposers import shared_tokens
-import tiny_decoder
+from specjax.testing import tiny
 import tiny_tokenizers
 
 VOCAB = 6
 CONTEXT = 256  # the first bucket: one program runs up to the last place
 TARGET = testing.DummyTarget(vocab=VOCAB, order=2, max_context=CONTEXT)  # texts repeat: lookup has something to find
 MODEL = testing.DummyTarget(vocab=VOCAB, order=2, salt=np.uint32(4), max_context=CONTEXT)
-DECODER = tiny_decoder.make(vocab=VOCAB, max_context=CONTEXT)
+DECODER = tiny.decoder(vocab=VOCAB, max_context=CONTEXT)
 LETTERS, OTHER_LETTERS = tiny_tokenizers.byte_level("abcdef"), tiny_tokenizers.byte_level("fcabed")
 DRAWN = proposers.Drawing(sampled=True)
 NGRAM = proposers.NGram(min_ngram=1, num_tokens=3)

@@ -39,10 +39,11 @@ def _auto_lookup(given):
   return proposers.AutoLookup(num_tokens=options.tokens(7), rule=options.lookup_rule(options.tokens(7) + 1))
 
 
-def _suffix(given):
+def _suffix(given, min_score=0.0):
   del given
-  proposer = proposers.Suffix(num_tokens=options.tokens(7), tree=options.LOOKUP_TREE.value,
-                              min_score=options.MIN_SCORE.value)
+  if options.MIN_SCORE.value is not None:
+    min_score = options.MIN_SCORE.value
+  proposer = proposers.Suffix(num_tokens=options.tokens(7), tree=options.LOOKUP_TREE.value, min_score=min_score)
   return proposer.with_store(options.STORE.value) if options.STORE.value else proposer
 
 
@@ -117,7 +118,10 @@ def _drawn():
 
 
 def _fallback(given):
-  return proposers.Fallback(tuple(build(name, given) for name in options.FALLBACK.value))
+  last = options.FALLBACK.value[-1]
+  return proposers.Fallback(tuple(
+      _suffix(given, min_score=1.0) if name == "suffix" != last else build(name, given)
+      for name in options.FALLBACK.value))
 
 
 _METHODS = {

@@ -3,5 +3,6 @@ from specjax.testing.drafters import always_wrong
 from specjax.testing.drafters import SelfDrafter
 from specjax.testing.dummy import DummyTarget
 from specjax.testing.noisy import NoisySelf
+from specjax.testing import tiny
 
-__all__ = ["DummyTarget", "NoisySelf", "SelfDrafter", "always_wrong"]
+__all__ = ["DummyTarget", "NoisySelf", "SelfDrafter", "always_wrong", "tiny"]

@@ -11,9 +11,9 @@ from specjax import proposers
 from specjax import sampling
 from specjax import verifiers
 from specjax.sampling import SamplingParams
-import tiny_decoder
+from specjax.testing import tiny
 
-TARGET = tiny_decoder.make()
+TARGET = tiny.decoder()
 PROMPTS = [[1, 2, 3, 4], [5, 6, 7, 8, 9, 10, 11, 12, 13], [14]]
 NEW = [24, 20, 17]
 EXIT = 2

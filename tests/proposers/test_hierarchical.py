@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import dummy_law
-import tiny_decoder
 import verified_texts
 from specjax import decode
 from specjax import drivers
@@ -18,6 +17,7 @@ from specjax import verifiers
 from specjax.proposers import hierarchical
 from specjax.proposers import mixture
 from specjax.sampling import SamplingParams
+from specjax.testing import tiny
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 SAMPLED = proposers.Drawing(sampled=True)
@@ -143,7 +143,7 @@ def test_caches_hold_the_accepted_text():
     (lambda: POINT.init(TARGET, 1, 8), "the drafter has 6 token ids and the target 5"),
     (lambda: POINT.replace(small=proposers.Plain()).init(TEXT, 1, 8), "small=Plain never drafts"),
     (lambda: _draft(TEXT, TEXT, testing.NoisySelf()), "the small proposer runs layers of the model that it drafts for"),
-    (lambda: _draft(*[tiny_decoder.make(layers=2)] * 2, proposers.EarlyExit(1)), "the small proposer runs layers"),
+    (lambda: _draft(*[tiny.decoder(layers=2)] * 2, proposers.EarlyExit(1)), "the small proposer runs layers"),
 ])
 def test_errors(make, message):
   with pytest.raises(ValueError, match=message):

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import dummy_law
-import tiny_decoder
 from specjax import decode
 from specjax import drivers
 from specjax import proposers
@@ -19,8 +18,9 @@ from specjax import verifiers
 from specjax.proposers import layer_search
 from specjax.proposers import layer_skip
 from specjax.sampling import SamplingParams
+from specjax.testing import tiny
 
-TARGET = tiny_decoder.make()
+TARGET = tiny.decoder()
 PROMPTS = [[1, 2, 3, 4, 5], [7] * 9, [3, 1, 4, 1, 5, 9, 2, 6] * 3]
 NEW = [40, 33, 20]
 POINT = layer_skip.LayerSkip((1, 3))
@@ -105,7 +105,7 @@ def test_sampled_drafts_under_rejection_and_no_host_in_the_step():
     (lambda: layer_skip.LayerSkip((0, 1, 2, 3)).init(TARGET, 1, 8), r"skipped=\(0, 1, 2, 3\): allowed are 1 to 3"),
     (lambda: layer_skip.LayerSkip((0,)).init(testing.DummyTarget(), 1, 8), "DummyTarget has none to choose from"),
     (lambda: layer_search.search(testing.DummyTarget(), PROMPTS, 8, 8), "DummyTarget has none to choose from"),
-    (lambda: layer_search.search(tiny_decoder.make(layers=1), PROMPTS, 8, 8), "the target has 1 layer"),
+    (lambda: layer_search.search(tiny.decoder(layers=1), PROMPTS, 8, 8), "the target has 1 layer"),
     (lambda: layer_search.search(TARGET, PROMPTS, 2, 8), "num_tokens=3, budget=2, rounds=8"),
     (lambda: layer_search.search(TARGET, PROMPTS, 8, 8, most=4), "most=4: allowed are 1 to 3"),
     (lambda: layer_search.search(TARGET, PROMPTS, 8, 0), "num_tokens=3, budget=8, rounds=0"),
@@ -159,7 +159,7 @@ def test_measured_tokens_are_those_of_the_drafts(found):
 
 def test_a_layer_that_does_nothing_is_found():
   """Skipping it is free, and better than skipping any other."""
-  idle = silenced(tiny_decoder.make(scale=0.5), (2,))
+  idle = silenced(tiny.decoder(scale=0.5), (2,))
   result = layer_search.search(idle, PROMPTS, 31, 4, progress=False)
   assert [one.skipped for one in result.tried if one.tokens_per_step == 4] == [(2,)]
   assert result.best.skipped == (2,) and result.best.acceptance == 1

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import tiny_decoder
 import verified_texts
 from specjax import decode
 from specjax import draft_laws
@@ -19,6 +18,7 @@ from specjax import verifiers
 from specjax.proposers import mixture
 from specjax.proposers import recycling
 from specjax.sampling import SamplingParams
+from specjax.testing import tiny
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 TARGET = testing.DummyTarget(vocab=6, order=3)
@@ -177,7 +177,7 @@ def test_errors(make, message):
 
 
 def _draft_early_exit():
-  target = tiny_decoder.make(layers=2)
+  target = tiny.decoder(layers=2)
   proposer = mixture.Mixture((proposers.NGram(), proposers.EarlyExit(1)))
   jax.eval_shape(decode.draft, target, proposer, drivers.start(target, proposer, PROMPTS, max_new_tokens=9))
 

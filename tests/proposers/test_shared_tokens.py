@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import dummy_law
-import tiny_decoder
 import tiny_tokenizers
 import verified_texts
 from specjax import cache as cache_lib
@@ -21,6 +20,7 @@ from specjax import verifiers
 from specjax.models import base as models
 from specjax.proposers import shared_tokens
 from specjax.sampling import SamplingParams
+from specjax.testing import tiny
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 OURS = tiny_tokenizers.byte_level(["a", "b", "ab", " ", "x", " a", "\n"], ["</s>"], eos="</s>")
@@ -281,7 +281,7 @@ def test_heads_padded_to_other_sizes_share_their_ids(rows):
   ids. It drafts id for id, is right about everything, and no padding is drafted or emitted."""
   models_of = []
   for size in rows:
-    made = tiny_decoder.make(layers=1, vocab=40)
+    made = tiny.decoder(layers=1, vocab=40)
     loud = made.weights.head.at[32:].multiply(50.0)
     weights = made.weights.replace(head=loud[:size], embedding=made.weights.embedding[:size])
     models_of.append(made.replace(weights=weights, config=dataclasses.replace(made.config, vocab_size=size,

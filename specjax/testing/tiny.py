@@ -1,0 +1,49 @@
+"""Real decoders with random weights, small enough for any test, and a tokenizer for them.
+
+Every layer changes little, so a draft without some of them is often right: the first layers of a target are a draft
+model that is neither always right nor always wrong. Rates measured on them say nothing about real models.
+
+Letters: E model width, L layers.
+"""
+import string
+
+import jax.numpy as jnp
+import numpy as np
+import tokenizers
+
+from specjax import checkpoints
+from specjax.models.config import DecoderConfig
+from specjax.models.decoder import Decoder
+from specjax.models.weights import DecoderWeights
+from specjax.models.weights import LayerWeights
+
+
+def decoder(layers=4, seed=0, scale=0.3, vocab=24, max_context=128) -> Decoder:
+  """A decoder of `layers` layers over `vocab` ids; `scale` is that of what a layer adds."""
+  c = DecoderConfig(vocab_size=vocab, num_tokens=vocab, width=16, layers=layers, heads=2, kv_heads=1, head_width=6,
+                    mlp_width=24, norm_eps=1e-5, rope_theta=10000.0, max_context=max_context, eos_ids=(), tied=False)
+  rng = np.random.default_rng(seed)
+  matrix = lambda size, *shape: jnp.asarray(rng.standard_normal(shape) * size, jnp.float32)
+  norm = lambda: jnp.asarray(1 + 0.2 * rng.standard_normal(c.width), jnp.float32)
+  blocks = tuple(LayerWeights(
+      attention_norm=norm(), qkv=matrix(0.5, (c.heads + 2 * c.kv_heads) * c.head_width, c.width), qkv_bias=None,
+      attention_out=matrix(scale, c.width, c.heads * c.head_width), mlp_norm=norm(),
+      gate_up=matrix(0.5, 2 * c.mlp_width, c.width), down=matrix(scale, c.width, c.mlp_width)) for _ in range(layers))
+  return Decoder(weights=DecoderWeights(embedding=matrix(0.5, vocab, c.width), layers=blocks, final_norm=norm(),
+                                        head=matrix(0.5, vocab, c.width)), config=c)
+
+
+def tokenizer() -> checkpoints.Tokenizer:
+  """24 ids: the first letters of the alphabet, and the last id an end of sequence."""
+  letters = string.ascii_lowercase[:23]
+  backend = tokenizers.Tokenizer(tokenizers.models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+  backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+  backend.decoder = tokenizers.decoders.ByteLevel()
+  backend.add_special_tokens([tokenizers.AddedToken("<end>", special=True, normalized=False)])
+  return checkpoints.Tokenizer(backend, byte_level=True, eos_ids=[23])
+
+
+def pair() -> tuple[Decoder, Decoder, checkpoints.Tokenizer]:
+  """A target, a draft model for it and the tokenizer of both: four layers and the first three of them."""
+  target = decoder()
+  return target, target.keep((0, 1, 2)), tokenizer()
