@@ -40,6 +40,9 @@ def main():
   requests = workloads.read_workload(_WORKLOAD.value, categories=_CATEGORIES.value, languages=_LANGUAGES.value,
                                      limit=_LIMIT.value)
   names, verifier = methods.check(_METHODS.value), rules.build()
+  whatever_fits = _METHODS.value == [methods.ALL]
+  if whatever_fits:
+    names = rules.judged(names, verifier)
   rules.check({name: methods.outline(name) for name in names}, verifier)
   now = datetime.datetime.now()
   outdir = _OUTDIR.value or f"runs/{now:%Y-%m-%d-%H%M%S}"
@@ -49,7 +52,7 @@ def main():
                       date=now.isoformat(timespec="seconds"))
   run = job.Job(settings.TARGET.value, names, requests, batch_size=_BATCH_SIZE.value, repeats=_REPEATS.value,
                 raw=_RAW.value, outdir=outdir, overwrite=_OVERWRITE.value, resume=_RESUME.value, config=config,
-                verifier=verifier)
+                verifier=verifier, whatever_fits=whatever_fits)
   try:
     run.warm_up()
     run.measure()

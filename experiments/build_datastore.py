@@ -14,6 +14,7 @@ import tqdm
 
 from experiments.harness import cli
 from experiments.harness import settings
+from experiments import workloads
 from specjax import checkpoints
 from specjax.proposers import retrieval
 
@@ -30,23 +31,26 @@ def main():
   if not paths:
     raise ValueError("--corpus is empty; name the files to build the datastore from, separated by commas")
   for path in paths:
-    if "eval" in path.resolve().parts[:-1]:
-      raise ValueError(f"--corpus: {path} lies in a folder named eval: a datastore that holds what is measured makes "
+    if "eval" in path.resolve().parts[:-1] or path.resolve() == (pathlib.Path(workloads.__file__).with_name("bundled.jsonl")):
+      raise ValueError(f"--corpus: {path} is the bundled workload or lies in a folder named eval: a datastore that holds what is measured makes "
                        "its numbers worthless; use training data")
   texts = [text for path in paths for text in _texts(path)]
   tokenizer = checkpoints.load(settings.TARGET.value)[2]
-  tokens, kept, room = [], 0, _MAX_TOKENS.value
+  tokens, kept, cut, room = [], 0, 0, _MAX_TOKENS.value
   for text in tqdm.tqdm(texts, desc="tokenizing", unit="text"):
-    ids = tokenizer.encode(text)[:room - 1]
     if room < 2:
       break
+    ids = tokenizer.encode(text)
+    cut += max(len(ids) - (room - 1), 0)
+    ids = ids[:room - 1]
     tokens.append(ids)
     kept, room = kept + 1, room - len(ids) - 1
   corpus = retrieval.join(tokens)
   array = retrieval.suffix_array(corpus, progress=lambda turns: tqdm.tqdm(turns, desc="sorting", unit="turn"))
   retrieval.save(_OUT.value, corpus, array, tokenizer)
   print(f"{_OUT.value}: {len(corpus)} tokens of {kept} texts" + (
-      f"; --max_tokens={_MAX_TOKENS.value} left {len(texts) - kept} texts out" if kept < len(texts) else ""))
+      f"; --max_tokens={_MAX_TOKENS.value} cut {cut} tokens off the last text and left {len(texts) - kept} texts out"
+      if cut or kept < len(texts) else ""))
 
 
 def _texts(path):

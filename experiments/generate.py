@@ -32,6 +32,8 @@ def main():
     raise ValueError("--prompt is empty; give the message that the model is to answer")
   if _RAW.value and _SYSTEM.value:
     raise ValueError("--system belongs to a chat template, which --raw leaves out; give one of the two")
+  if _METHOD.value == methods.ALL:
+    raise ValueError(f"--method={_METHOD.value}: generate runs one method, of {', '.join(methods.NAMES)}")
   methods.check([_METHOD.value])
   params, verifier = settings.sampling_params(seeds=[settings.SEED.value]), rules.build()
   rules.check({_METHOD.value: methods.outline(_METHOD.value)}, verifier)

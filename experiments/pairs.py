@@ -6,20 +6,16 @@ from absl import flags
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-  """Names of two models, as --target and --draft take them.
-
-  Attributes:
-    same_vocabulary: whether the drafter's ids are the target's; otherwise methods for another vocabulary take it.
-  """
+  """Names of two models, as --target and --draft take them."""
   target: str
   draft: str
-  same_vocabulary: bool
 
 
 PAIRS = {
-    "qwen2.5-coder": Pair("qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b", same_vocabulary=True),
-    "qwen2.5-coder-smollm2": Pair("qwen2.5-coder-1.5b", "smollm2-135m", same_vocabulary=False),
-    "smollm2-qwen2.5-coder": Pair("smollm2-135m", "qwen2.5-coder-0.5b", same_vocabulary=False),
+    "qwen2.5-coder": Pair("qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"),
+    # Drafters of another vocabulary: for shared_tokens and retokenised.
+    "qwen2.5-coder-smollm2": Pair("qwen2.5-coder-1.5b", "smollm2-135m"),
+    "qwen2.5-coder-0.5b-smollm2": Pair("qwen2.5-coder-0.5b", "smollm2-135m"),
 }
 PAIR = flags.DEFINE_enum("pair", None, list(PAIRS), "A target and its draft model: short for --target and --draft.")
 

@@ -92,11 +92,11 @@ prefill = jax.jit(decode.prefill_chunk, donate_argnames="state")
 
 def on_host(proposer) -> bool:
   """Whether it drafts on the host, between the two halves of a step."""
-  return getattr(proposer, "host", False)
+  return proposer.host
 
 
 def _check_verifier(proposer, verifier):
-  if verifier.chain_only and proposer.max_nodes > proposer.max_depth + 1:
+  if verifier.chain_only and not proposer.chains:
     raise ValueError(f"{type(verifier).__name__} verifies chains only, and {type(proposer).__name__} drafts trees "
                      f"({proposer.max_nodes} nodes in a depth of {proposer.max_depth}); use Point, Recursive or "
                      "Traversal, or a drafter of chains")

@@ -36,8 +36,7 @@ class Entry:
     """One that judges its drafts: by q where there is one."""
     if not self.proposer.samples:
       return verifiers.Point()
-    chain = self.proposer.max_nodes == self.proposer.max_depth + 1
-    return verifiers.Block() if chain else verifiers.Traversal()
+    return verifiers.Block() if self.proposer.chains else verifiers.Traversal()
 
 
 ENTRIES = [
@@ -64,6 +63,9 @@ ENTRIES = [
     Entry("mixture", proposers.Mixture((NGRAM, proposers.DraftModel(model=MODEL, num_tokens=2)))),
     Entry("hierarchical", proposers.Hierarchical(small=NGRAM, middle=MODEL, num_tokens=3)),
     Entry("hierarchical, drawn", proposers.Hierarchical(small=NGRAM, middle=MODEL, num_tokens=3, drawing=DRAWN)),
+    # As many nodes as a chain of that depth has, and yet a tree.
+    Entry("small dynamic tree", proposers.DynamicTree(model=MODEL, nodes=4, depth=4, beam=2)),
+    Entry("fallback on a tree", proposers.Fallback((NGRAM, proposers.DraftTree(model=MODEL, parents=(0, 0, 0, 1))))),
     Entry("fallback", proposers.Fallback((NGRAM, proposers.DraftModel(model=MODEL, num_tokens=3)))),
 ]
 # Not among the public names, for tests only; held to the same.

@@ -8,7 +8,6 @@ from absl import flags
 import numpy as np
 import pytest
 
-from experiments.harness import method_options
 from experiments.harness import methods
 from specjax import drivers
 from specjax import proposers
@@ -22,8 +21,9 @@ CODE, LINE = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
 
 @pytest.fixture
 def bigram(monkeypatch):
-  module = types.ModuleType("bigram")
-  monkeypatch.setitem(sys.modules, "bigram", module)
+  module = types.ModuleType("specjax.proposers.bigram")
+  monkeypatch.setitem(sys.modules, module.__name__, module)
+  monkeypatch.setattr(proposers, "bigram", module, raising=False)
   exec(compile(CODE, "README.md", "exec"), module.__dict__)
   return module
 
@@ -47,7 +47,10 @@ def test_it_drafts_and_keeps_the_text(bigram):
 def test_one_line_lists_it(bigram):
   if not flags.FLAGS.is_parsed():
     flags.FLAGS.mark_as_parsed()
-  listed = eval("{" + LINE + "}", {"Method": methods.Method, "bigram": bigram, "options": method_options})
+  imported, entry = LINE.strip().splitlines()
+  names = dict(vars(methods))
+  exec(imported, names)
+  listed = eval("{" + entry + "}", names)
   assert list(listed) == ["bigram"]
   given = methods.Given(target=testing.DummyTarget(), tokenizer=None, name="dummy")
   assert listed["bigram"].build(given) == bigram.Bigram(num_tokens=3)

@@ -57,8 +57,10 @@ def part_timers(target, proposer, prompt, rows: int = 1, params=None, verifier=p
   tree = draft(target, proposer, state)[0].widen(widths[-1])
   outcome = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(
       functools.partial(decode.verify, verifier=verifier), target, proposer, state=state, tree=tree))
+  # A drafter with a cache has been fed all tokens but two: feeding the prompt belongs to the first step of a request.
+  fed = state.replace(proposer=draft(target, proposer, state.replace(length=state.length - 2))[1])
   drafts = _host_drafts if proposer.host else _draft_loop
-  timers = {"draft": functools.partial(_timed, _TURNS, drafts, target, proposer, state),
+  timers = {"draft": functools.partial(_timed, _TURNS, drafts, target, proposer, jax.block_until_ready(fed)),
             "commit": functools.partial(_timed, _COMMIT_TURNS, _commit_loop, target, proposer, state, outcome)}
   for width in widths:
     loop = functools.partial(_verify_loop, verifier=verifier, width=width, depth=proposer.max_depth,
@@ -82,23 +84,16 @@ def _shifted(state, turn):
 
 @jax.jit
 def _draft_loop(target, proposer, state):
-  """Drafts behind another pending token in every turn. A drafter with a cache has been fed all tokens but that one, as
-  in most steps: what feeding the prompt costs belongs to the first."""
-  first, fed = decode.draft(target, proposer, state.replace(length=state.length - 1))
-  state = state.replace(proposer=fed)
-  row = jnp.arange(state.length.shape[0])
-
-  def turn(i, _):
-    other = (state.tokens[row, state.length - 1] + i) % target.vocab_size
-    return decode.draft(target, proposer, state.replace(tokens=state.tokens.at[row, state.length - 1].set(other)))[0]
-
-  return jax.lax.fori_loop(0, _TURNS, turn, first)
+  """Drafts in turn behind all known tokens and behind all but the last: a drafter with a cache then feeds two tokens, as
+  after a draft that was accepted whole, or one. A fallback costs what its first proposer finds in this very text."""
+  shape = jax.eval_shape(decode.draft, target, proposer, state)[0]
+  empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape)
+  return jax.lax.fori_loop(0, _TURNS, lambda i, _: decode.draft(target, proposer, _shifted(state, i))[0], empty)
 
 
 def _host_drafts(target, proposer, state):
-  """The same for a proposer that drafts on the host, without `_draft_loop`'s change of the text: nothing is hoisted."""
-  _, fed = decode.draft(target, proposer, state.replace(length=state.length - 1))
-  return [decode.draft(target, proposer, state.replace(proposer=fed))[0] for _ in range(_TURNS)]
+  """The same for a proposer that drafts on the host."""
+  return [decode.draft(target, proposer, _shifted(state, i))[0] for i in range(_TURNS)]
 
 
 @functools.partial(jax.jit, static_argnames=("verifier", "width", "depth", "node_ids"))

@@ -43,11 +43,21 @@ class Job:
   """A run of several methods over requests, in a run folder."""
 
   def __init__(self, target_name: str, names: list[str], requests: list, *, batch_size: int, repeats: int, raw: bool,
-               outdir: str, overwrite: bool, resume: bool, config: dict, verifier=point.Point()):
-    """Loads the target and checks everything that can be checked before the folder is touched."""
-    self.folder = run_folder.RunFolder(outdir, overwrite=overwrite, resume=resume, config=config)
+               outdir: str, overwrite: bool, resume: bool, config: dict, verifier=point.Point(),
+               whatever_fits: bool = False):
+    """Loads the target and checks everything that can be checked before the folder is touched.
+
+    `whatever_fits` leaves out, and names, methods that the target does not support; `config` then lists the others.
+    """
+    run_folder.check_outdir(outdir)
+    folder = lambda: run_folder.RunFolder(outdir, overwrite=overwrite, resume=resume, config=config)
+    self.folder = None if whatever_fits else folder()
     target, tokenizer = specjax.load(target_name)
-    built = methods.build_all(names, methods.Given(target=target, tokenizer=tokenizer, name=target_name))
+    built = methods.build_all(names, methods.Given(target=target, tokenizer=tokenizer, name=target_name),
+                              fitting=whatever_fits)
+    if whatever_fits:
+      config["methods"] = list(built)
+      self.folder = folder()
     rules.check(built, verifier)
     self.plan = measure.Plan(target=target, tokenizer=tokenizer, methods=built,
                              batches=measure.batches(requests, batch_size), repeats=repeats,

@@ -126,8 +126,10 @@ def measure(plan: Plan, report=lambda: None) -> collections.abc.Iterator[list[di
   """
   memory = {(name, repeat): proposer.forget() for name, proposer in plan.methods.items()
             for repeat in range(plan.repeats)}
+  known = 0
   for index, batch in enumerate(plan.batches):
-    yield _measure_batch(plan, memory, batch, index, report)
+    yield [record | {"requests_before": known} for record in _measure_batch(plan, memory, batch, index, report)]
+    known += len(batch)
 
 
 def _measure_batch(plan, memory, batch, index, report):
@@ -144,7 +146,9 @@ def _measure_batch(plan, memory, batch, index, report):
       shift = (index + repeat) % len(names)
       for name in names[shift:] + names[:shift]:
         result = _timed(plan, memory[name, repeat], prompts, seeds)
-        learnt.setdefault((name, repeat), []).append((result.proposer_state, result.token_ids))
+        # Of a conversation the outputs of all turns and the last turn's state: the others began from the same memory.
+        outputs = learnt.get((name, repeat), (None, []))[1]
+        learnt[name, repeat] = result.proposer_state, outputs + result.token_ids
         report()
         made = [_record(plan, batch[i], batch, name, repeat, turn, prompts[k], result, k, len(rows))
                 for k, i in enumerate(rows)]
@@ -153,9 +157,8 @@ def _measure_batch(plan, memory, batch, index, report):
     # Equal terms: every method continues the same conversation, with the first method's replies in it.
     for i, reply in zip(rows, replies[names[0]]):
       conversations[i].append({"role": "assistant", "content": reply})
-  for arm, turns in learnt.items():
-    for state, outputs in turns:
-      memory[arm] = memory[arm].remember(state, outputs)
+  for arm, (state, outputs) in learnt.items():
+    memory[arm] = memory[arm].remember(state, outputs)
   return records
 
 
@@ -189,6 +192,7 @@ def _record(plan, request, batch, method, repeat, turn, prompt, result, row, row
       "time_per_output_token_ms": (total - first) * 1e3 / later if later else None,
       # Rows of a batch share its time, so that sums over records are wall-clock time.
       "seconds": total / rows, "decode_seconds": (total - first) / rows, "decode_tokens": later,
+      "draft_seconds": result.timings.draft_seconds / rows,
       "decode_steps": (int(np.max(result.counters.steps)) - 1) / rows,
   }
 

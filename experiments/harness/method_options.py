@@ -63,9 +63,12 @@ THRESHOLD = flags.DEFINE_float("confidence_threshold", length.Confidence.thresho
                                "probability of the drafter's best token.", lower_bound=0, upper_bound=1)
 COSTS = flags.DEFINE_list("verify_costs", [str(x) for x in renewal.REFERENCE_COSTS], "For auto_lookup and "
                           "--draft_length=renewal: the cost of a verify pass over 1, 4, 8, 16, 32 and 64 nodes, in plain "
-                          "steps; experiments.speed measures it.")
+                          "steps; experiments.speed times the first four.")
 COST = flags.DEFINE_float("draft_cost", 0.3, "--draft_length=renewal: cost of a drafted token, in plain steps.",
                           lower_bound=0)
+ALL = (DRAFT_TOKENS, MAX_NGRAM, MIN_NGRAM, MATCH, SOURCE, OVERLAP, LOOKUP_TREE, MIN_SCORE, STORE, DATASTORE, FALLBACK, DRAFT,
+       EXIT_LAYER, SKIPPED, WINDOW, LOOKAHEAD_NGRAM, GUESSES, SMALL, MIXTURE, NODES, SHAPE, ACCEPTANCE, CHILDREN, DEPTH,
+       BEAM, SAMPLED, TEMPERATURE, TOP_K, TOP_P, LENGTH, THRESHOLD, COSTS, COST)
 _loaded = {}
 
 
@@ -166,8 +169,11 @@ def check(widest: int) -> None:
   if DRAFT_TOKENS.value and DRAFT_TOKENS.value >= widest:
     raise ValueError(f"--draft_tokens={DRAFT_TOKENS.value}: at most {widest - 1}, since the widest step verifies "
                      f"{widest} tokens, the pending one included")
-  if THRESHOLD.value != length.Confidence.threshold and LENGTH.value != "confidence":
-    raise ValueError(f"--confidence_threshold={THRESHOLD.value} belongs to --draft_length=confidence; leave it out or "
+  for flag, rule in ((THRESHOLD, "confidence"), (COST, "renewal")):
+    if not flags.FLAGS[flag.name].using_default_value and LENGTH.value != rule:
+      raise ValueError(f"--{flag.name}={flag.value} belongs to --draft_length={rule}; leave it out or set that")
+  if not flags.FLAGS[ACCEPTANCE.name].using_default_value and SHAPE.value != ["sequoia"]:
+    raise ValueError(f"--tree_acceptance={','.join(ACCEPTANCE.value)} belongs to --tree_shape=sequoia; leave it out or "
                      "set that")
   verify_costs()
   sampled = SAMPLED.value or CHILDREN.value != "top_k"

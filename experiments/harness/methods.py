@@ -4,6 +4,8 @@ import sys
 import types
 from typing import Callable
 
+from absl import flags
+
 from experiments.harness import method_options as options
 from specjax import decode
 from specjax import proposers
@@ -21,9 +23,11 @@ class Given:
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-  """How to build a method, and the flag without which it cannot be."""
+  """How to build a method, and which flags of `method_options` it reads."""
   build: Callable
-  needs: object = None
+  reads: tuple = ()
+  needs: object = None   # the flag without which it cannot be built
+  parts: object = None   # the flag that names the methods that it is made of
   samples: Callable = lambda: False  # whether the flags make it draw its drafts
 
 
@@ -124,25 +128,35 @@ def _fallback(given):
       for name in options.FALLBACK.value))
 
 
+_TOKENS, _TREE = (options.DRAFT_TOKENS,), (options.NODES,)
+_DRAWING = (options.SAMPLED, options.TEMPERATURE, options.TOP_K, options.TOP_P)
+_LENGTH = (options.LENGTH, options.THRESHOLD, options.COST, options.COSTS)
+_CHAIN = _TOKENS + _DRAWING + _LENGTH
+
 _METHODS = {
     "plain": Method(lambda given: proposers.Plain()),
-    "ngram": Method(_ngram),
-    "suffix": Method(_suffix),
-    "auto_lookup": Method(_auto_lookup),
-    "retrieval": Method(_retrieval, needs=options.DATASTORE),
-    "recycling": Method(_recycling),
-    "jacobi": Method(lambda given: proposers.Jacobi(num_tokens=options.tokens(7))),
-    "lookahead": Method(_lookahead),
-    "draft_model": Method(_draft_model, needs=options.DRAFT, samples=_drawn),
-    "draft_tree": Method(_draft_tree, needs=options.DRAFT, samples=lambda: options.CHILDREN.value != "top_k"),
-    "dynamic_tree": Method(_dynamic_tree, needs=options.DRAFT),
-    "early_exit": Method(_early_exit, samples=_drawn),
-    "layer_skip": Method(_layer_skip, samples=_drawn),
-    "shared_tokens": Method(_shared_tokens, needs=options.DRAFT, samples=_drawn),
-    "retokenised": Method(_retokenised, needs=options.DRAFT),
-    "hierarchical": Method(_hierarchical, needs=options.DRAFT, samples=_drawn),
-    "mixture": Method(_mixture, samples=lambda: any(_METHODS[name].samples() for name in options.MIXTURE.value)),
-    "fallback": Method(_fallback, samples=lambda: any(_METHODS[name].samples() for name in options.FALLBACK.value)),
+    "ngram": Method(_ngram, _TOKENS + (options.MAX_NGRAM, options.MIN_NGRAM, options.MATCH, options.SOURCE,
+                                       options.OVERLAP)),
+    "suffix": Method(_suffix, _TOKENS + (options.LOOKUP_TREE, options.MIN_SCORE, options.STORE)),
+    "auto_lookup": Method(_auto_lookup, _TOKENS + (options.COSTS,)),
+    "retrieval": Method(_retrieval, _TOKENS + (options.LOOKUP_TREE,), needs=options.DATASTORE),
+    "recycling": Method(_recycling, _TREE),
+    "jacobi": Method(lambda given: proposers.Jacobi(num_tokens=options.tokens(7)), _TOKENS),
+    "lookahead": Method(_lookahead, (options.WINDOW, options.LOOKAHEAD_NGRAM, options.GUESSES)),
+    "draft_model": Method(_draft_model, _CHAIN, needs=options.DRAFT, samples=_drawn),
+    "draft_tree": Method(_draft_tree, _TREE + _DRAWING[1:] + (options.SHAPE, options.ACCEPTANCE, options.CHILDREN,
+                                                              options.DEPTH),
+                         needs=options.DRAFT, samples=lambda: options.CHILDREN.value != "top_k"),
+    "dynamic_tree": Method(_dynamic_tree, _TREE + (options.DEPTH, options.BEAM), needs=options.DRAFT),
+    "early_exit": Method(_early_exit, _CHAIN + (options.EXIT_LAYER,), samples=_drawn),
+    "layer_skip": Method(_layer_skip, _CHAIN + (options.SKIPPED,), samples=_drawn),
+    "shared_tokens": Method(_shared_tokens, _CHAIN, needs=options.DRAFT, samples=_drawn),
+    "retokenised": Method(_retokenised, _TOKENS + _LENGTH, needs=options.DRAFT),
+    "hierarchical": Method(_hierarchical, _TOKENS + _DRAWING, needs=options.DRAFT, parts=options.SMALL, samples=_drawn),
+    "mixture": Method(_mixture, _TREE, parts=options.MIXTURE,
+                      samples=lambda: any(_METHODS[name].samples() for name in options.MIXTURE.value)),
+    "fallback": Method(_fallback, parts=options.FALLBACK,
+                       samples=lambda: any(_METHODS[name].samples() for name in options.FALLBACK.value)),
 }
 NAMES = tuple(_METHODS)
 ALL = "all"
@@ -153,43 +167,67 @@ def check(names: list[str]) -> list[str]:
   the flags allow, and says which it leaves out.
 
   Raises:
-    ValueError: for a name that is not in `NAMES`, one given twice, or one whose flag is missing.
+    ValueError: for a name that is not in `NAMES`, one given twice, one whose flag is missing, or a flag that none of
+      them reads.
   """
   if names == [ALL]:
-    left_out = {name: _missing(name) for name in NAMES if _missing(name)}
+    left_out = {name: flag for name in NAMES if (flag := _missing(name))}
     for name, flag in left_out.items():
       print(f"--methods=all leaves out {name}: it needs --{flag}", file=sys.stderr)
-    return [name for name in NAMES if name not in left_out]
+    names = [name for name in NAMES if name not in left_out]
   if not names or len(set(names)) < len(names):
     raise ValueError(f"--methods={','.join(names)}: name each method once, of {', '.join(NAMES)}, or give {ALL}")
   for name in names:
     if name not in _METHODS:
       raise ValueError(f"unknown method {name!r}; methods are {', '.join(NAMES)}, or {ALL}")
     if flag := _missing(name):
-      raise ValueError(f"the method {name} needs --{flag}; see --help")
+      raise ValueError(f"the method {name} needs --{flag}; see --helpfull")
   options.check(decode.WIDTHS[-1])
+  _check_read(names)
   return names
 
 
+def _parts(name):
+  """The methods that one is made of."""
+  flag = _METHODS[name].parts
+  return [] if flag is None else flag.value if isinstance(flag.value, list) else [flag.value]
+
+
 def _missing(name):
-  """The flag that a method lacks, if any; for one made of others theirs count."""
-  made_of = {"fallback": options.FALLBACK, "mixture": options.MIXTURE, "hierarchical": options.SMALL}
-  flag = made_of.get(name)
-  parts = [] if flag is None else flag.value if isinstance(flag.value, list) else [flag.value]
-  for part in [name, *parts]:
-    if part not in _METHODS or part in ("plain", *made_of) and part != name:
-      raise ValueError(f"--{flag.name}={','.join(parts)}: {part!r} cannot be part of {name}; methods that can are "
-                       f"{', '.join(n for n in NAMES if n not in ('plain', *made_of))}")
-    needed = _METHODS[part].needs
-    if needed is not None and not needed.value:
-      return needed.name
-  return None
+  """The name of the flag that a method or a part of it lacks, None if it lacks none."""
+  if name not in _METHODS:
+    return None
+  parts, flag = _parts(name), _METHODS[name].parts
+  possible = [other for other in NAMES if other != "plain" and _METHODS[other].parts is None]
+  least = 1 if name == "hierarchical" else 2
+  if flag is not None and (len(parts) < least or len(set(parts)) < len(parts) or set(parts) - set(possible)):
+    wrong = next((part for part in parts if part not in possible), None)
+    raise ValueError(f"--{flag.name}={','.join(parts)}: " + (f"{wrong!r} cannot be part of {name}; " if wrong else
+                     f"{name} takes {least} or more methods, each once; ") + f"those that can are {', '.join(possible)}")
+  needed = [_METHODS[part].needs for part in [name, *parts]]
+  return next((flag.name for flag in needed if flag is not None and not flag.value), None)
+
+
+def _check_read(names):
+  """Refuses a flag that none of the methods, or of their parts, reads: none is ignored in silence."""
+  used = [name for name in names] + [part for name in names for part in _parts(name)]
+  read = {flag.name for name in used for flag in (*_METHODS[name].reads, _METHODS[name].needs, _METHODS[name].parts)
+          if flag is not None}
+  for flag in options.ALL:
+    if flag.name not in read and not flags.FLAGS[flag.name].using_default_value:
+      readers = [name for name in NAMES if flag in (*_METHODS[name].reads, _METHODS[name].needs, _METHODS[name].parts)]
+      raise ValueError(f"--{flag.name}={_shown(flag.value)} is an option of {', '.join(readers)}, and none of "
+                       f"{', '.join(names)} reads it; leave it out, or add such a method")
+
+
+def _shown(value):
+  return ",".join(map(str, value)) if isinstance(value, list) else value
 
 
 def outline(name: str):
   """What is known of a method's drafts before it is built: whether there are any, and whether they are drawn."""
   drafts = 0 if name == "plain" else 1
-  return types.SimpleNamespace(max_nodes=1 + drafts, max_depth=drafts, samples=_METHODS[name].samples())
+  return types.SimpleNamespace(max_nodes=1 + drafts, max_depth=drafts, chains=True, samples=_METHODS[name].samples())
 
 
 def build(name: str, given: Given):
@@ -197,8 +235,12 @@ def build(name: str, given: Given):
   return _METHODS[name].build(given)
 
 
-def build_all(names: list[str], given: Given) -> dict:
+def build_all(names: list[str], given: Given, *, fitting: bool = False) -> dict:
   """Proposers by name, in the order given.
+
+  Args:
+    names: of `check`. given: the target.
+    fitting: leave out, and name, the methods that this target or draft model does not support.
 
   Raises:
     ValueError: names the method that this target does not support.
@@ -209,6 +251,9 @@ def build_all(names: list[str], given: Given) -> dict:
       proposer = build(name, given)
       proposer.init(given.target, 1, 8)
     except ValueError as error:
-      raise ValueError(f"method {name}: {error}") from error
+      if not fitting:
+        raise ValueError(f"method {name}: {error}") from error
+      print(f"--methods=all leaves out {name}: {error}", file=sys.stderr)
+      continue
     built[name] = proposer
   return built

@@ -1,8 +1,10 @@
 """Verifiers by name: which rule a flag value means, the flags of its options, and whose drafts it can judge."""
 import math
+import sys
 
 from absl import flags
 
+from experiments.harness import methods
 from specjax import verifiers
 from specjax.verifiers import cascade
 
@@ -75,7 +77,7 @@ def check(proposers: dict, verifier: verifiers.Verifier) -> None:
     ValueError: names the verifier, the method and the verifiers that do.
   """
   for name, proposer in proposers.items():
-    trees, points = proposer.max_nodes > proposer.max_depth + 1, not proposer.samples
+    trees, points = not proposer.chains, not proposer.samples
     if proposer.max_nodes == 1 or _judges(verifier, trees, points):  # plain decoding drafts nothing: any rule will do
       continue
     takes, makes = (("takes chains only", "trees") if verifier.chain_only and trees else
@@ -83,6 +85,18 @@ def check(proposers: dict, verifier: verifiers.Verifier) -> None:
     others = ", ".join(other for other, kind in verifiers.BY_NAME.items() if _judges(kind, trees, points))
     raise ValueError(f"--verifier={name_of(verifier)} {takes}, and the method {name} makes {makes}; leave {name} out, "
                      f"or set --verifier to one of {others}")
+
+
+def judged(names: list[str], verifier: verifiers.Verifier) -> list[str]:
+  """Of the methods those whose drafts, as flags say, the verifier can judge; says which it leaves out."""
+  kept = []
+  for name in names:
+    try:
+      check({name: methods.outline(name)}, verifier)
+      kept.append(name)
+    except ValueError as error:
+      print(f"--methods=all leaves out {name}: {error}", file=sys.stderr)
+  return kept
 
 
 def _judges(verifier, trees, points):

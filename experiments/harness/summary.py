@@ -66,7 +66,8 @@ def _group(requests, base, method, baseline, costs, memory, gaps):
       "temperature": first[0]["temperature"], "batch_size": first[0]["batch_size"], "requests": len(requests),
       "prompt_tokens": sum(r["prompt_tokens"] for r in first), "output_tokens": totals["output_tokens"],
       "steps": totals["steps"], "drafted_tokens": totals["drafted_tokens"],
-      "accepted_tokens": totals["accepted_tokens"], "verifier": first[0]["verifier"], "lossless": first[0]["lossless"],
+      "accepted_tokens": totals["accepted_tokens"],
+      "steps_beyond_draft_context": totals["steps_beyond_draft_context"], "verifier": first[0]["verifier"], "lossless": first[0]["lossless"],
   } | counters_lib.ratios(totals) | {
       "tokens_per_second": float(np.divide(*np.sum([_tokens_and_seconds(v) for v in requests.values()], axis=0))),
       "repeated_share": sum(statistics.repeated_tokens(r["token_ids"]) for r in first) / totals["output_tokens"],
@@ -115,9 +116,14 @@ def _tokens_and_seconds(records):
 def _decode_rate(ours, base):
   """How much faster tokens come behind the first step, prefill apart."""
   def rate(requests):
-    records = [r for records in requests for r in records]
-    seconds = sum(r["decode_seconds"] for r in records)
-    return sum(r["decode_tokens"] for r in records) / seconds if seconds > 0 else None
+    tokens = seconds = 0
+    for records in requests:
+      turns = collections.defaultdict(list)
+      for record in records:
+        turns[record["turn"]].append(record)
+      tokens += sum(t[0].get("decode_tokens", 0) for t in turns.values())
+      seconds += sum(float(np.median([r["decode_seconds"] for r in t])) for t in turns.values())
+    return tokens / seconds if seconds > 0 else None
   rates = rate(ours), rate(base)
   return rates[0] / rates[1] if all(rates) else None
 
@@ -160,10 +166,17 @@ def _costs_of(records, costs, step_ms):
   """Draft, verify and commit time of a step, and what of the measured step they leave."""
   if not costs:
     return dict.fromkeys(("draft_ms", "verify_ms", "commit_ms", "other_ms", "utilization"))
-  verify = _verify_ms(records, costs)
-  spent = costs["draft_ms"] + verify + costs["commit_ms"]
-  return {"draft_ms": costs["draft_ms"], "verify_ms": verify, "commit_ms": costs["commit_ms"],
+  verify, draft = _verify_ms(records, costs), _draft_ms(records, costs)
+  spent = draft + verify + costs["commit_ms"]
+  return {"draft_ms": draft, "verify_ms": verify, "commit_ms": costs["commit_ms"],
           "other_ms": step_ms - spent if step_ms else None, "utilization": costs["utilization"]}
+
+
+def _draft_ms(records, costs):
+  """Of a proposer that drafts on the host the time that its drafts took in the run; else timed alone."""
+  on_host = sum(r.get("draft_seconds", 0) for r in records)
+  steps = sum(r["counters"]["steps"] for r in records)
+  return on_host * 1e3 / steps if on_host and steps else costs["draft_ms"]
 
 
 def _predicted(requests, base, costs, base_costs):
@@ -174,7 +187,7 @@ def _predicted(requests, base, costs, base_costs):
 
   def seconds_a_token(arm, costs):
     records = [r for request in arm for r in request if r["repeat"] == 0]
-    step = costs["draft_ms"] + _verify_ms(records, costs) + costs["commit_ms"]
+    step = _draft_ms(records, costs) + _verify_ms(records, costs) + costs["commit_ms"]
     # Rows share their batch's time: what is not decoding is prefill and the first step.
     spent = sum((r["seconds"] - r["decode_seconds"]) * 1e3 + r["decode_steps"] * step for r in records)
     return spent / sum(len(r["token_ids"]) for r in records)

@@ -51,8 +51,7 @@ class Committed:
 class Proposer(Protocol):
   """A way of drafting. Its parameters are leaves; `max_nodes` and `max_depth` are static.
 
-  `max_nodes` counts the root; a proposer that never drafts has 1 and 0. One with `max_nodes == max_depth + 1` drafts
-  chains, which is what verifiers of chains go by: a proposer of trees has more nodes than that.
+  `max_nodes` counts the root; a proposer that never drafts has 1 and 0. Verifiers of chains go by `chains`.
   """
 
   @property
@@ -64,6 +63,10 @@ class Proposer(Protocol):
   @property
   def node_ids(self) -> int:
     """How many of the target's most probable ids it reads at every node of a tree; 0: none, which costs nothing."""
+
+  @property
+  def chains(self) -> bool:
+    """Whether no node ever has two children: some verifiers judge chains only, and would be wrong about a tree."""
 
   @property
   def host(self) -> bool:
@@ -133,7 +136,11 @@ def layers_of(target: models.Target, method: str) -> int:
 
 
 class Defaults:
-  """A mixin: point drafts, reads no ids, has no context limit, keeps nothing between requests."""
+  """A mixin: chains if there are no more nodes than levels and a root, point drafts, reads no ids, has no context limit, keeps nothing between requests."""
+
+  @property
+  def chains(self) -> bool:
+    return self.max_nodes == self.max_depth + 1
 
   @property
   def host(self) -> bool:

@@ -37,7 +37,7 @@ class DraftModel(base.Defaults):
 
   Raises:
     ValueError: for a number of tokens below 1, or drawing options that make no sense; by `init` for a drafter with
-      another vocabulary.
+      another number of ids. Whether the ids mean the same is asked of tokenizers, `checkpoints.vocabulary_map`.
   """
   model: Any
   num_tokens: int = struct.field(pytree_node=False, default=5)

@@ -68,8 +68,12 @@ class DraftTree(base.Defaults):
     return self.children != "top_k"
 
   @property
+  def chains(self) -> bool:
+    return len(set(self.parents[1:])) == len(self.parents) - 1
+
+  @property
   def draft_context(self) -> int:
-    return self.model.max_context
+    return self.model.max_context + 2 - self.max_depth
 
   def _slots(self):
     """By node, its slot in the block: nodes with children in the order in which they are fed. i32[T], -1 for others."""
@@ -87,8 +91,7 @@ class DraftTree(base.Defaults):
     """See `base.Proposer.propose`."""
     del target, cache
     # No row drafts a part of the tree: one whose drafter lacks room for all levels drafts nothing.
-    fits = context.length + self.max_depth <= self.draft_context + 1
-    wanted = (autoregressive.room(context, self.max_depth) > 0) & fits
+    wanted = (autoregressive.room(context, self.max_depth) > 0) & (context.length < self.draft_context)
     committed, logits = own_cache.catch_up(self.model, state.cache, context, wanted)
     batch, width = context.length.shape[0], self.max_nodes
     tokens = jnp.zeros((batch, width), jnp.int32).at[:, 0].set(context.pending)

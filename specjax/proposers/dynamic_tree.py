@@ -51,8 +51,12 @@ class DynamicTree(base.Defaults):
     return min(self.depth, self.nodes - 1)
 
   @property
+  def chains(self) -> bool:
+    return self.beam == 1 or self.nodes == 2
+
+  @property
   def draft_context(self) -> int:
-    return self.model.max_context
+    return self.model.max_context + 2 - self.max_depth
 
   def init(self, target, batch, capacity):
     """See `base.Proposer.init`."""
@@ -64,9 +68,8 @@ class DynamicTree(base.Defaults):
   def propose(self, target, cache, state, context, keys):
     """See `base.Proposer.propose`."""
     del target, cache, keys
-    fits = context.length + self.max_depth <= self.draft_context + 1
     levels = autoregressive.room(context, self.max_depth)
-    wanted = (levels > 0) & fits
+    wanted = (levels > 0) & (context.length < self.draft_context)  # all levels have a place in the drafter's context
     committed, logits = own_cache.catch_up(self.model, state.cache, context, wanted)
     children = lambda logits: _without_ends(*growth.children(logits, self.beam), context.rules.eos)
     ids, log_q = children(logits)

@@ -95,7 +95,8 @@ class EarlyExit(base.Defaults):
     chain = autoregressive.draft_chain(advance, resume, logits, context, keys, self.drawing, self.num_tokens, most,
                                        self.length, state)
     last = jnp.maximum(chain.steps - 1, 0)
-    resume = jax.lax.cond(chain.steps > 0, lambda: feed(chain.tokens[:, last], last + 1, chain.extra)[1],
+    # Unless the last turn drafted nothing, the last token has not been through them yet.
+    resume = jax.lax.cond((chain.steps > 0) & (jnp.max(chain.count) == chain.steps), lambda: feed(chain.tokens[:, last], last + 1, chain.extra)[1],
                           lambda: chain.extra)
     return chain.tree(context.pending).replace(resume=resume), state
 

@@ -29,8 +29,9 @@ class Fallback(base.Defaults):
   """Tries `proposers` in order; a tree has the sampled nodes and the law q of the one that drafted it.
 
   Raises:
-    ValueError: for fewer than two proposers, one that runs the target's lower layers (its trees resume where others do
-      not), or siblings drawn with replacement by one and without by another.
+    ValueError: for fewer than two proposers, or one that drafts on the host; when drafts are traced, for one that runs
+      the target's lower layers (its trees resume where others do not), or siblings drawn with replacement by one and
+      without by another.
   """
   proposers: tuple
 
@@ -54,6 +55,10 @@ class Fallback(base.Defaults):
   @property
   def node_ids(self) -> int:
     return max(p.node_ids for p in self.proposers)
+
+  @property
+  def chains(self) -> bool:
+    return all(p.chains for p in self.proposers)
 
   @property
   def samples(self) -> bool:

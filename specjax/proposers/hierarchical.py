@@ -108,7 +108,7 @@ class Hierarchical(base.Defaults):
     """The exact rule of the inner loop."""
     if not self.drawing.sampled:
       return point.Point()
-    return rejection.Rejection() if self.small.max_nodes == self.small.max_depth + 1 else recursive.Recursive()
+    return rejection.Rejection() if self.small.chains else recursive.Recursive()
 
   def init(self, target, batch, capacity):
     """See `base.Proposer.init`."""
@@ -116,7 +116,7 @@ class Hierarchical(base.Defaults):
     name = type(self.small).__name__
     if self.small.max_nodes < 2:
       raise ValueError(f"small={name} never drafts; to draft with the middle model alone use a draft model")
-    if getattr(self.small, "host", False):
+    if self.small.host:
       raise ValueError(f"small={name} drafts on the host, and all of a hierarchical draft is one program; use another "
                        "small proposer")
     if self.small.node_ids:

@@ -2,7 +2,7 @@
 
 `observe` runs no network: it writes what was accepted of the block. What the cache lacks, the prompt at first, the last
 accepted token after a draft that was accepted whole, or all that was emitted while another method drafted, is fed when
-the row is about to draft, in chunks. Steps that do not draft cost nothing.
+the row is about to draft, in chunks. Steps in which no row is about to draft cost nothing.
 
 Letters: B batch rows, T nodes of a tree, N nodes of a block, V vocabulary.
 """

@@ -149,6 +149,14 @@ BAD = {
     "fallback on a method without its model": (["--methods=fallback", "--target=nope"], ["fallback", "--draft"]),
     "fallback on no method": (["--methods=fallback", "--fallback=plain,ngram", "--target=nope"],
                               ["--fallback=plain,ngram", "'plain'"]),
+    "option that no method reads": (["--exit_layer=1", "--target=nope"], ["--exit_layer=1", "early_exit", "plain, ngram"]),
+    "draft model that no method reads": (["--draft=x", "--target=nope"], ["--draft=x", "draft_model", "plain, ngram"]),
+    "fallback on itself": (["--methods=fallback", "--fallback=fallback,ngram", "--target=nope"],
+                           ["--fallback=fallback,ngram", "'fallback' cannot"]),
+    "fallback on nothing": (["--methods=fallback", "--fallback=", "--target=nope"], ["--fallback=", "2 or more"]),
+    "hierarchical on itself": (["--methods=hierarchical", "--hierarchical_small=hierarchical", "--target=nope"],
+                               ["--hierarchical_small=hierarchical", "cannot"]),
+    "drafts too wide for all methods": (["--methods=all", "--draft_tokens=64", "--target=nope"], ["--draft_tokens=64"]),
     "options of draws without draws": (["--methods=early_exit", "--draft_top_k=3", "--target=nope"],
                                        ["--draft_top_k=3", "--draft_sampled"]),
     "threshold of another rule": (["--confidence_threshold=0.5", "--target=nope"],
@@ -241,6 +249,7 @@ SPEED = {
 }
 
 GENERATE = {
+    "all methods": (["--prompt=hi", "--method=all"], ["--method=all", "plain, ngram"]),
     "no prompt": ([], ["--prompt"]),
     "empty prompt": (["--prompt="], ["--prompt"]),
     "unknown method": (["--prompt=hi", "--method=magic"], ["'magic'", "plain, ngram"]),

@@ -212,9 +212,10 @@ def test_rows_beyond_the_drafters_context_stop_drafting_and_are_counted(name):
   limited = DRAFTERS[name].replace(model=MODEL.replace(max_context=24))
   result = drivers.generate(TARGET, limited, PROMPTS, max_new_tokens=NEW, eos_ids=())
   np.testing.assert_array_equal(result.tokens, plain.tokens)
-  # A row reaches 24 known tokens after 24 less its prompt; steps behind that draft nothing and emit one token each.
-  beyond = result.counters.steps_beyond_draft_context
-  assert (beyond > 0).all() and (beyond <= np.asarray(NEW) + [len(p) for p in PROMPTS] - 24).all()
+  # Steps behind the last place for a whole tree draft nothing and emit one token each.
+  beyond, last = result.counters.steps_beyond_draft_context, limited.draft_context
+  assert last == 24 if name == "chain" else last == 24 + 2 - limited.max_depth
+  assert (beyond > 0).all() and (beyond <= np.asarray(NEW) + [len(p) for p in PROMPTS] - last).all()
   assert (result.counters.drafted_tokens > 0).all()
   free = drivers.generate(TARGET, DRAFTERS[name], PROMPTS, max_new_tokens=NEW, eos_ids=())
   assert not free.counters.steps_beyond_draft_context.any()

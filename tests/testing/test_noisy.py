@@ -172,6 +172,9 @@ def test_every_drafter_makes_trees_that_can_be_judged(entry):
     tree = tree_lib.check(tree, target.vocab_size)
     assert tree.width <= proposer.max_nodes
     assert int(tree_lib.depths(tree_lib.ancestors(tree.parents, tree.width)).max()) <= proposer.max_depth
+    if proposer.chains:
+      drafted, place = np.asarray(tree.drafted), np.arange(tree.width)
+      assert (np.asarray(tree.parents) == np.maximum(place - 1, 0))[drafted].all()
     np.testing.assert_array_equal(tree.tokens[:, 0], [prompt[-1] for prompt in prompts])
     assert (np.asarray(tree.size)[ended] == 1).all() and tree.size[4] == 1  # nothing for those that end
     # Those that read the target's ids have not seen any before the first step.

@@ -1,0 +1,67 @@
+"""Methods by name: what `all` means where not everything fits, and flags that belong to a method."""
+from absl.testing import flagsaver
+from absl import flags
+import pytest
+
+from experiments.harness import method_options
+from experiments.harness import methods
+from experiments.harness import rules
+import programs
+from specjax import checkpoints
+from specjax import testing
+from specjax import verifiers
+from specjax.testing import tiny
+import tiny_tokenizers
+
+
+@pytest.fixture(autouse=True)
+def parsed_flags():
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS.mark_as_parsed()
+
+
+def test_all_is_what_flags_and_target_allow(monkeypatch, capsys):
+  names = methods.check(["all"])
+  assert {"plain", "ngram", "early_exit", "mixture"} <= set(names)
+  assert not {"draft_model", "fallback", "retrieval"} & set(names)  # no --draft, no --datastore
+  given = methods.Given(target=testing.DummyTarget(vocab=24), tokenizer=tiny.tokenizer(), name="dummy")
+  built = methods.build_all(names, given, fitting=True)
+  assert "early_exit" not in built and "ngram" in built  # a target without layers
+  said = capsys.readouterr().err
+  assert "leaves out draft_model: it needs --draft" in said and "leaves out early_exit: early_exit runs" in said
+  with pytest.raises(ValueError, match="method early_exit"):
+    methods.build_all(names, given)
+  foreign = tiny_tokenizers.byte_level("abc")
+  monkeypatch.setattr(method_options, "load", lambda name: (tiny.decoder(vocab=3), foreign))
+  with flagsaver.flagsaver(draft="x"):
+    names = methods.check(["all"])
+    built = methods.build_all(names, methods.Given(tiny.pair()[0], tiny.tokenizer(), "tiny"), fitting=True)
+  assert {"draft_model", "fallback"} <= set(names) and not {"draft_model", "draft_tree", "fallback"} & set(built)
+  assert {"shared_tokens", "retokenised", "early_exit", "layer_skip"} <= set(built)
+
+
+def test_all_leaves_out_what_the_verifier_cannot_judge(capsys):
+  with flagsaver.flagsaver(draft_sampled=True):
+    names = rules.judged(methods.check(["all"]), verifiers.KSeq())
+  assert "early_exit" in names and "plain" in names and "ngram" not in names
+  assert "leaves out ngram" in capsys.readouterr().err
+
+
+def test_every_method_is_built_and_every_flag_is_read_by_one(monkeypatch, tmp_path):
+  target, drafter, tokenizer = tiny.pair()
+  monkeypatch.setattr(method_options, "load", lambda name: (drafter, tokenizer))
+  from specjax.proposers import retrieval
+  text = retrieval.join([[5, 6, 7, 5], [6, 7, 5]])
+  retrieval.save(tmp_path / "store.npz", text, retrieval.suffix_array(text), tokenizer)
+  with flagsaver.flagsaver(draft="x", datastore=str(tmp_path / "store.npz")):
+    built = methods.build_all(methods.check(["all"]), methods.Given(target, tokenizer, "tiny"))
+  assert tuple(built) == methods.NAMES
+  read = {flag.name for method in methods._METHODS.values() for flag in (*method.reads, method.needs, method.parts)
+          if flag is not None}
+  assert read == {flag.name for flag in method_options.ALL}
+
+
+def test_tokenizers_of_one_family_are_the_same():
+  folder = checkpoints.Tokenizer.from_folder(programs.ROOT / programs.TINY)
+  from specjax.checkpoints import vocabulary_map
+  assert vocabulary_map.require_same(folder, folder) is None
