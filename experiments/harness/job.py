@@ -136,7 +136,8 @@ class Job:
 
   def _memory(self, proposer, records):
     """Bytes of weights, of the largest cache that a request needed, and of the proposer with its state."""
-    size = lambda tree: int(sum(np.prod(x.shape) * jnp.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree)))
+    # A leaf may be a plain number, such as a threshold.
+    size = lambda tree: sum(x.size * x.dtype.itemsize for x in map(_described, jax.tree.leaves(tree)))
     target = self.plan.target
     longest = max(r["prompt_tokens"] + len(r["token_ids"]) for r in records)
     slots = drivers.bucket(min(longest + proposer.max_depth + 1, target.max_context), target.max_context)
@@ -165,6 +166,10 @@ class Job:
     state = drivers.start(self.plan.target, proposers.Plain(), [prompt + output], params.replace(min_new_tokens=left),
                           max_new_tokens=max(1, left))
     return float(_top_two_gap(self.plan.target, state))
+
+
+def _described(leaf):
+  return leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
 
 
 @jax.jit

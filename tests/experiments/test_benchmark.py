@@ -406,12 +406,12 @@ def test_interrupt_and_resume(tmp_path, env):
   assert {g["requests"] for g in summary["groups"]} == {len(names)}
 
 
-def make_job(tmp_path, **given):
+def make_job(tmp_path, names=("plain",), **given):
   """A job of two requests in one batch, of which nothing is run."""
   if not flags.FLAGS.is_parsed():
     flags.FLAGS.mark_as_parsed()
   requests = [workloads.Request(id=n, category="chat", language="en", turns=("hello",), source="x:1") for n in "ab"]
-  return job.Job(str(programs.ROOT / programs.TINY), ["plain"], requests, batch_size=2, repeats=1,
+  return job.Job(str(programs.ROOT / programs.TINY), list(names), requests, batch_size=2, repeats=1,
                  raw=False, outdir=str(tmp_path / "run"), overwrite=False, resume=False, config={"request_ids": []},
                  **given)
 
@@ -419,6 +419,13 @@ def make_job(tmp_path, **given):
 def record(name):
   """A record of one of them."""
   return test_summary.record("plain", name, batch="a", batch_size=2, prompt_ids=[5] * 100)
+
+
+def test_numbers_among_the_leaves_of_a_proposer_are_counted_as_memory(tmp_path):
+  """Rules and thresholds are plain numbers until they are traced: a run must not end in their lack of a shape."""
+  run = make_job(tmp_path, names=("plain", "auto_lookup"))
+  memory = [run._memory(proposer, [record("a")])["draft"] for proposer in run.plan.methods.values()]
+  assert memory[0] == 0 < memory[1] < 10_000
 
 
 def test_a_second_interrupt_summarises_all_that_there_is(tmp_path):
