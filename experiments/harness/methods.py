@@ -210,12 +210,13 @@ def _missing(name):
 
 def _check_read(names):
   """Refuses a flag that none of the methods, or of their parts, reads: none is ignored in silence."""
-  used = [name for name in names] + [part for name in names for part in _parts(name)]
-  read = {flag.name for name in used for flag in (*_METHODS[name].reads, _METHODS[name].needs, _METHODS[name].parts)
-          if flag is not None}
+  used = [*names, *(part for name in names for part in _parts(name))]
+  reads = lambda name: {flag.name for flag in (*_METHODS[name].reads, _METHODS[name].needs, _METHODS[name].parts)
+                        if flag is not None}
+  read = set().union(*map(reads, used))
   for flag in options.ALL:
     if flag.name not in read and not flags.FLAGS[flag.name].using_default_value:
-      readers = [name for name in NAMES if flag in (*_METHODS[name].reads, _METHODS[name].needs, _METHODS[name].parts)]
+      readers = [name for name in NAMES if flag.name in reads(name)]
       raise ValueError(f"--{flag.name}={_shown(flag.value)} is an option of {', '.join(readers)}, and none of "
                        f"{', '.join(names)} reads it; leave it out, or add such a method")
 
