@@ -70,6 +70,7 @@ class Outcome:
   width_index: jax.Array         # i32; which of the widths was used
   logprobs: logprobs_lib.Logprobs | None  # of the token behind each of the path's nodes, if asked for
   node_ids: jax.Array | None     # i32[B, W, K]; see `proposers.Committed`
+  features: dict[int, jax.Array]  # f[B, D + 1, E] by layer; see `proposers.Committed`
 
 
 def widths_for(max_nodes: int) -> tuple[int, ...]:
@@ -107,12 +108,12 @@ def verify(target, proposer, verifier, state: DecodeState, tree: tree_lib.TokenT
     size = jnp.where(worth, size, 1)
   tree = tree.replace(size=size)
   mode = state.params.mode()
-  branches = [functools.partial(verify_at, target, verifier, proposer.max_depth, width, proposer.node_ids)
-              for width in widths]
+  branches = [functools.partial(verify_at, target, verifier, proposer.max_depth, width, proposer.node_ids,
+                                proposer.features) for width in widths]
   index = jnp.sum(jnp.max(size) > jnp.array(widths[:-1], jnp.int32)).astype(jnp.int32)
-  verdict, tokens, hidden, in_flight, reach, logprobs, node_ids = jax.lax.switch(index, branches, state, tree, mode)
+  verdict, tokens, hidden, in_flight, reach, logprobs, node_ids, seen = jax.lax.switch(index, branches, state, tree, mode)
   return Outcome(verdict=verdict, tokens=tokens, hidden=hidden, in_flight=in_flight, reach=reach, drafted=size - 1,
-                 width_index=index, logprobs=logprobs, node_ids=node_ids)
+                 width_index=index, logprobs=logprobs, node_ids=node_ids, features=seen)
 
 
 def step(target, proposer, verifier, state: DecodeState) -> DecodeState:
@@ -138,7 +139,8 @@ def commit(target, proposer, state: DecodeState, outcome: Outcome) -> DecodeStat
     cache = state.cache.commit(outcome.in_flight, count)
     committed = proposers.Committed(tokens=outcome.tokens, following=emitted,
                                     positions=state.length[:, None] - 1 + place, hidden=outcome.hidden, count=count,
-                                    path=outcome.verdict.path, drafted=outcome.drafted, node_ids=outcome.node_ids)
+                                    path=outcome.verdict.path, drafted=outcome.drafted, node_ids=outcome.node_ids,
+                                    features=outcome.features)
     slots = state.tokens.shape[1]
     slot = jnp.where(place < count[:, None], state.length[:, None] + place, slots)
     row = jnp.arange(count.shape[0])[:, None]
@@ -181,17 +183,19 @@ def prefill_chunk(target, proposer, state: DecodeState, mask: jax.Array) -> Deco
     pick = lambda place: jnp.take_along_axis(state.tokens, jnp.minimum(place, slots - 1), axis=1)
     tokens = pick(positions)
     count = jnp.clip(state.start - 1 - state.cache.length, 0, chunk)
-    out = target.forward(tokens, positions, jnp.broadcast_to(mask, (batch, chunk, chunk)), state.cache)
+    out = target.forward(tokens, positions, jnp.broadcast_to(mask, (batch, chunk, chunk)), state.cache,
+                         **_asked(proposer.features))
     committed = proposers.Committed(tokens=tokens, following=pick(positions + 1), positions=positions,
-                                    hidden=out.hidden, count=count, path=None)
+                                    hidden=out.hidden, count=count, path=None,
+                                    features=dict(zip(proposer.features, out.features)))
     return state.replace(cache=state.cache.commit(out.in_flight, count),
                          proposer=proposer.observe(target, state.proposer, committed))
 
 
-def verify_at(target, verifier, depth: int, width: int, node_ids: int, state: DecodeState, tree: tree_lib.TokenTree,
-              mode):
-  """What `verify` does in one width: verdict, path tokens, hidden, in-flight block, reach, logprobs and node ids, as
-  in `Outcome`."""
+def verify_at(target, verifier, depth: int, width: int, node_ids: int, features: tuple[int, ...], state: DecodeState,
+              tree: tree_lib.TokenTree, mode):
+  """What `verify` does in one width: verdict, path tokens, hidden, in-flight block, reach, logprobs, node ids and
+  features, as in `Outcome`."""
   widest = widths_for(tree.width)[-1]
   tree = tree.narrow(width) if width <= tree.width else tree.widen(width)
   mask = tree_lib.ancestors(tree.parents, depth)
@@ -199,25 +203,31 @@ def verify_at(target, verifier, depth: int, width: int, node_ids: int, state: De
   root = state.length - 1
   positions = root[:, None] + node_depth
   shared = {} if tree.resume is None else {"resume": tree.resume}
-  out = target.forward(tree.tokens, positions, mask, state.cache, **shared)
+  out = target.forward(tree.tokens, positions, mask, state.cache, **shared, **_asked(features))
   logits = target.logits(out.hidden)
   adjusted = processors.adjust(logits, state.params, _prefixes(state, tree, mask))
   draws = keys_lib.uniforms(verifier.purposes, state.keys, root, positions + 1, target.vocab_size,
                             noisy=mode != sampling.GREEDY)
   verdict = verifier.draw(adjusted, tree, state.params, mode, draws, depth)
   tokens = jnp.take_along_axis(tree.tokens, verdict.path, axis=1)
-  hidden = jnp.take_along_axis(out.hidden, verdict.path[:, :, None], axis=1)
+  on_path = lambda x: jnp.take_along_axis(x, verdict.path[:, :, None], axis=1)
+  hidden = on_path(out.hidden)
+  seen = {layer: on_path(feature) for layer, feature in zip(features, out.features)}
   reach = jnp.max(jnp.where(tree.valid, node_depth, 0), axis=1)
   logprobs = None
   if state.logprobs is not None:
-    on_path = lambda x: jnp.take_along_axis(x, verdict.path[:, :, None], axis=1)
     logprobs = logprobs_lib.of_tokens(on_path(logits), on_path(adjusted), state.params, mode, _emitted(tokens, verdict),
                                       state.logprobs.top_ids.shape[-1])
   top = None
   if node_ids:
     top = sampling.argmax(adjusted)[..., None] if node_ids == 1 else greatest.greatest(adjusted, node_ids)[1]
     top = jnp.pad(top, ((0, 0), (0, widest - width), (0, 0)), constant_values=-1)
-  return verdict, tokens, hidden, out.in_flight.take(verdict.path), reach, logprobs, top
+  return verdict, tokens, hidden, out.in_flight.take(verdict.path), reach, logprobs, top, seen
+
+
+def _asked(features):
+  """The argument of `Target.forward`, for proposers that read features: other targets need not know of it."""
+  return {"features": features} if features else {}
 
 
 def _prefixes(state, tree, mask):

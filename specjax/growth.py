@@ -71,6 +71,13 @@ def children(logits: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
   return ids, values - jax.nn.logsumexp(logits, -1, keepdims=True)
 
 
+def without_ends(ids: jax.Array, log_q: jax.Array, eos: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """The same children i32[B, ..., k], those that are in a row's `eos` i32[B, E] at -inf: an end of sequence is no draft,
+  as the step would draw it at no cost."""
+  ends = (ids[..., None] == eos.reshape(eos.shape[0], *[1] * (ids.ndim - 1), -1)).any(-1)
+  return ids, jnp.where(ends, -jnp.inf, log_q)
+
+
 def start(ids: jax.Array, log_q: jax.Array, depth: int) -> tuple[Pool, Beam]:
   """A pool for `depth` levels that holds the root's children, which are the first beam as well.
 

@@ -64,7 +64,7 @@ def part_timers(target, proposer, prompt, rows: int = 1, params=None, verifier=p
             "commit": functools.partial(_timed, _COMMIT_TURNS, _commit_loop, target, proposer, state, outcome)}
   for width in widths:
     loop = functools.partial(_verify_loop, verifier=verifier, width=width, depth=proposer.max_depth,
-                             node_ids=proposer.node_ids)
+                             node_ids=proposer.node_ids, features=proposer.features)
     timers[f"verify {width}"] = functools.partial(_timed, _TURNS, loop, target, state, tree)
   for run in timers.values():
     run()
@@ -96,10 +96,11 @@ def _host_drafts(target, proposer, state):
   return [decode.draft(target, proposer, _shifted(state, i))[0] for i in range(_TURNS)]
 
 
-@functools.partial(jax.jit, static_argnames=("verifier", "width", "depth", "node_ids"))
-def _verify_loop(target, state, tree, *, verifier, width, depth, node_ids):
+@functools.partial(jax.jit, static_argnames=("verifier", "width", "depth", "node_ids", "features"))
+def _verify_loop(target, state, tree, *, verifier, width, depth, node_ids, features):
   def turn(i, _):
-    return decode.verify_at(target, verifier, depth, width, node_ids, _shifted(state, i), tree, state.params.mode())
+    return decode.verify_at(target, verifier, depth, width, node_ids, features, _shifted(state, i), tree,
+                            state.params.mode())
   shape = jax.eval_shape(turn, 0, None)
   return jax.lax.fori_loop(0, _TURNS, turn, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape))
 

@@ -66,6 +66,9 @@ class Decoder:
         x = jnp.take(self.weights.embedding, tokens.reshape(-1), axis=0, mode="clip").T
       else:
         x, keys, values = columns(resume.hidden), list(resume.in_flight.keys), list(resume.in_flight.values)
+      below = [i for i in features if i < len(keys) or i > c.layers]
+      if below:
+        raise ValueError(f"features={features}: layer {below[0]} is not run here; layers {len(keys)} to {c.layers} are")
       for i in range(len(keys), c.layers):
         seen[i] = x
         above = None if before is None else (before.keys[i], before.values[i])

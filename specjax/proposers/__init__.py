@@ -4,15 +4,19 @@ from specjax.proposers.autoregressive import Drawing
 from specjax.proposers.base import Committed
 from specjax.proposers.base import Context
 from specjax.proposers.base import Proposer
+from specjax.proposers.dflash import DFlash
 from specjax.proposers.draft_model import DraftModel
 from specjax.proposers.draft_tree import DraftTree
 from specjax.proposers.dynamic_tree import DynamicTree
+from specjax.proposers.eagle3 import Eagle3
+from specjax.proposers.eagle3 import Eagle3Tree
 from specjax.proposers.early_exit import EarlyExit
 from specjax.proposers.fallback import Fallback
 from specjax.proposers.hierarchical import Hierarchical
 from specjax.proposers.jacobi import Jacobi
 from specjax.proposers.layer_skip import LayerSkip
 from specjax.proposers.lookahead import Lookahead
+from specjax.proposers.medusa import Medusa
 from specjax.proposers.mixture import Mixture
 from specjax.proposers.ngram import NGram
 from specjax.proposers.plain import Plain
@@ -22,6 +26,6 @@ from specjax.proposers.retrieval import Retrieval
 from specjax.proposers.shared_tokens import SharedTokens
 from specjax.proposers.suffix import Suffix
 
-__all__ = ["AutoLookup", "Committed", "Context", "DraftModel", "DraftTree", "Drawing", "DynamicTree", "EarlyExit",
-           "Fallback", "Hierarchical", "Jacobi", "LayerSkip", "Lookahead", "Mixture", "NGram", "Plain", "Proposer",
-           "Recycling", "Retokenised", "Retrieval", "SharedTokens", "Suffix"]
+__all__ = ["AutoLookup", "Committed", "Context", "DFlash", "DraftModel", "DraftTree", "Drawing", "DynamicTree", "Eagle3",
+           "Eagle3Tree", "EarlyExit", "Fallback", "Hierarchical", "Jacobi", "LayerSkip", "Lookahead", "Medusa", "Mixture",
+           "NGram", "Plain", "Proposer", "Recycling", "Retokenised", "Retrieval", "SharedTokens", "Suffix"]

@@ -46,6 +46,8 @@ class Committed:
   drafted: jax.Array | None = None   # i32[B]; drafted nodes that were verified; None in prefill
   node_ids: jax.Array | None = None  # i32[B, W, K]; the target's K most probable ids at every node of the tree, if the
                                      # proposer's `node_ids` is K > 0; behind the verified width -1; None in prefill
+  features: dict[int, jax.Array] = struct.field(default_factory=dict)  # f[B, N, E] by layer; the target's residual
+                                     # stream that enters each layer of the proposer's `features`
 
 
 class Proposer(Protocol):
@@ -63,6 +65,11 @@ class Proposer(Protocol):
   @property
   def node_ids(self) -> int:
     """How many of the target's most probable ids it reads at every node of a tree; 0: none, which costs nothing."""
+
+  @property
+  def features(self) -> tuple[int, ...]:
+    """Layers of the target whose input it reads at every committed token, see `Committed.features`; L stands for the
+    output of the last one."""
 
   @property
   def chains(self) -> bool:
@@ -136,7 +143,8 @@ def layers_of(target: models.Target, method: str) -> int:
 
 
 class Defaults:
-  """A mixin: chains if there are no more nodes than levels and a root, point drafts, reads no ids, has no context limit, keeps nothing between requests."""
+  """A mixin: chains if there are no more nodes than levels and a root, point drafts,
+  reads no ids and no features, has no context limit, keeps nothing between requests."""
 
   @property
   def chains(self) -> bool:
@@ -153,6 +161,10 @@ class Defaults:
   @property
   def node_ids(self) -> int:
     return 0
+
+  @property
+  def features(self) -> tuple[int, ...]:
+    return ()
 
   @property
   def draft_context(self) -> int | None:

@@ -71,7 +71,7 @@ class DynamicTree(base.Defaults):
     levels = autoregressive.room(context, self.max_depth)
     wanted = (levels > 0) & (context.length < self.draft_context)  # all levels have a place in the drafter's context
     committed, logits = own_cache.catch_up(self.model, state.cache, context, wanted)
-    children = lambda logits: _without_ends(*growth.children(logits, self.beam), context.rules.eos)
+    children = lambda logits: growth.without_ends(*growth.children(logits, self.beam), context.rules.eos)
     ids, log_q = children(logits)
     pool, beam = growth.start(ids, jnp.where(wanted[:, None], log_q, -jnp.inf), self.max_depth)
     batch = wanted.shape[0]
@@ -99,9 +99,3 @@ class DynamicTree(base.Defaults):
     """See `base.Proposer.observe`: what was accepted enters the cache; a prompt is fed when it is needed."""
     del target
     return state if committed.path is None else state.accept(committed)
-
-
-def _without_ends(ids, log_q, eos):
-  """An end-of-sequence id is no draft: the step would draw it at no cost."""
-  ends = (ids[..., None] == eos.reshape(eos.shape[0], *[1] * (ids.ndim - 1), -1)).any(-1)
-  return ids, jnp.where(ends, -jnp.inf, log_q)

@@ -57,6 +57,10 @@ class Fallback(base.Defaults):
     return max(p.node_ids for p in self.proposers)
 
   @property
+  def features(self) -> tuple[int, ...]:
+    return tuple(sorted({layer for p in self.proposers for layer in p.features}))
+
+  @property
   def chains(self) -> bool:
     return all(p.chains for p in self.proposers)
 

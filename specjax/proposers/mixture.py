@@ -74,6 +74,10 @@ class Mixture(base.Defaults):
     return max(p.node_ids for p in self.proposers)
 
   @property
+  def features(self) -> tuple[int, ...]:
+    return tuple(sorted({layer for p in self.proposers for layer in p.features}))
+
+  @property
   def samples(self) -> bool:
     return any(p.samples for p in self.proposers)
 

@@ -34,7 +34,7 @@ class OwnCache:
     counted = jnp.arange(path.shape[1])[None] + 1 < committed.count[:, None]
     held = (slot >= 0) & (path > 0) & counted
     count = jnp.cumprod(held.astype(jnp.int32), axis=1).sum(1)
-    return self.replace(cache=_commit(self.cache, self.block.take(jnp.maximum(slot, 0)), count),
+    return self.replace(cache=commit(self.cache, self.block.take(jnp.maximum(slot, 0)), count),
                         slots=jnp.full_like(self.slots, -1))
 
 
@@ -51,29 +51,47 @@ def catch_up(model, cache: cache_lib.KVCache, context: base.Context,
   Returns:
     The cache, and the logits behind the pending token f32[B, V]; without meaning for the other rows.
   """
-  missing = lambda cache: jnp.where(wanted, context.length - cache.length, 0)
+  def run(cache, size):
+    out = _forward(model, cache, context, size)
+    return out.hidden, out.in_flight
+
+  return feed(run, lambda hidden: model.logits(hidden)[:, 0], cache, context.length, wanted)
+
+
+def feed(run, read, cache: cache_lib.KVCache, known: jax.Array, wanted: jax.Array):
+  """Feeds a drafter whatever its cache lacks of `known` i32[B] entries, in chunks, for the rows that are `wanted`.
+
+  Args:
+    run: (cache, size) -> (outputs, block): the next `size` entries of every row, outputs f[B, size, ...] each.
+    read: outputs f[B, 1, ...] of the last entry -> what is asked of them, arrays of leading axis B.
+
+  Returns:
+    The cache, and what `read` returns; without meaning for rows that are not wanted, or lacked nothing.
+  """
+  missing = lambda cache: jnp.where(wanted, known - cache.length, 0)
 
   def chunk(cache):
-    count = jnp.clip(missing(cache) - 1, 0, _CHUNK)  # the pending token is left for the pass that reads its logits
-    return cache.commit(_forward(model, cache, context, _CHUNK).in_flight, count)
+    count = jnp.clip(missing(cache) - 1, 0, _CHUNK)  # the last entry is left for the pass that is read
+    return cache.commit(run(cache, _CHUNK)[1], count)
 
   cache = jax.lax.while_loop(lambda cache: (missing(cache) > _LAST[-1]).any(), chunk, cache)
   count = missing(cache)
 
   def last(size):
-    def run():
-      out = _forward(model, cache, context, size)
+    def turn():
+      outputs, new = run(cache, size)
       at = jnp.clip(count - 1, 0, size - 1)
-      hidden = jnp.take_along_axis(out.hidden, at[:, None, None], axis=1)
+      pick = lambda x: jnp.take_along_axis(x, at.reshape(-1, *[1] * (x.ndim - 1)), axis=1)
       block = jax.tree.map(lambda empty, new: jax.lax.dynamic_update_slice(empty, new.astype(empty.dtype), (0,) * 4),
-                           cache.empty_block(_LAST[-1]), out.in_flight)
-      return block, model.logits(hidden)[:, 0]
-    return run
+                           cache.empty_block(_LAST[-1]), new)
+      return block, read(jax.tree.map(pick, outputs))
+    return turn
 
-  nothing = lambda: (cache.empty_block(_LAST[-1]), jnp.zeros((count.shape[0], model.vocab_size), jnp.float32))
+  shape = jax.eval_shape(last(1))[1]
+  nothing = lambda: (cache.empty_block(_LAST[-1]), jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape))
   which = jnp.sum(jnp.max(count) > jnp.array((0, *_LAST[:-1]), jnp.int32))
-  block, logits = jax.lax.switch(which, [nothing, *map(last, _LAST)])
-  return _commit(cache, block, count), logits
+  block, outputs = jax.lax.switch(which, [nothing, *map(last, _LAST)])
+  return commit(cache, block, count), outputs
 
 
 def advance(model, cache: cache_lib.KVCache, length: jax.Array, nodes: int, *, ids=lambda token: token,
@@ -91,8 +109,8 @@ def advance(model, cache: cache_lib.KVCache, length: jax.Array, nodes: int, *, i
   return run
 
 
-def _commit(cache, block, count):
-  """`cache.commit`, or nothing at all where no row writes: a loop of at most one turn works in place, a branch would
+def commit(cache, block, count):
+  """`cache.commit` of `count` i32[B] nodes, or nothing at all where no row writes: a loop of at most one turn works in place, a branch would
   copy the cache."""
   write = lambda carry: (carry[0].commit(block, count), False)
   return jax.lax.while_loop(lambda carry: carry[1], write, (cache, (count > 0).any()))[0]

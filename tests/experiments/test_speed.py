@@ -71,9 +71,9 @@ def test_costs_are_those_of_the_settings_and_the_verifier(monkeypatch):
   seen = []
   real = costs.decode.verify_at
 
-  def verify_at(target, verifier, depth, width, node_ids, state, *args):
+  def verify_at(target, verifier, depth, width, node_ids, features, state, *args):
     seen.append((verifier, width, state.params.banned_ids is not None))
-    return real(target, verifier, depth, width, node_ids, state, *args)
+    return real(target, verifier, depth, width, node_ids, features, state, *args)
 
   def traced(turns, loop, *args):
     del turns

@@ -1,0 +1,137 @@
+"""Answers of a target to a list of prompts, batch by batch, into a corpus that a killed run goes on with."""
+import dataclasses
+import json
+import pathlib
+
+import jax
+import numpy as np
+
+import specjax
+from experiments import workloads
+from specjax import proposers
+from specjax.training import corpus
+
+PLAIN_TEXT = "plain_text"
+_BATCHES = 8  # batches of one file
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """What is written: see the flags of `experiments.write_training_data`."""
+  target: str
+  prompts: tuple[str, ...]
+  temperatures: tuple[float, ...]
+  max_new_tokens: int
+  max_prompt_tokens: int
+  max_prompts: int | None
+  batch_size: int
+  seed: int
+
+  def facts(self) -> dict:
+    """As the corpus records them; file names without their folders."""
+    return json.loads(json.dumps(dataclasses.asdict(self) | {"prompts": [pathlib.Path(p).name for p in self.prompts]}))
+
+
+def temperatures(texts: list[str]) -> tuple[float, ...]:
+  """Of the flag.
+
+  Raises:
+    ValueError: names what is no temperature.
+  """
+  found = []
+  for text in texts:
+    try:
+      value = float(text)
+    except ValueError:
+      value = -1
+    if not 0 <= value < float("inf"):
+      raise ValueError(f"--temperatures: {text!r} is no temperature; give numbers of 0 (greedy) or more, such as 0,0.7")
+    found.append(value)
+  return tuple(found)
+
+
+def write(job: Job, folder, *, progress) -> dict:
+  """Writes the corpus; files that are there stay as they are.
+
+  Args:
+    progress: has `update(tokens)`.
+
+  Returns:
+    Counts: sequences, tokens, answer tokens, prompts that were too long.
+  """
+  requests = _requests(job.prompts)
+  folder = corpus.open_folder(folder, job.facts())
+  target, tokenizer = specjax.load(job.target)
+  sequences, prompts, long = [], [], 0
+  for request in requests:
+    if request["category"] == PLAIN_TEXT:
+      ids = tokenizer.encode(request["prompt"])
+      size = job.max_prompt_tokens + job.max_new_tokens
+      sequences += [(ids[i:i + size], 0) for i in range(0, len(ids), size) if len(ids[i:i + size]) > 8]
+      continue
+    text = request.get("prompt") or request["turns"][0]
+    ids = tokenizer.chat([{"role": "user", "content": text}]) if tokenizer.has_chat_template else tokenizer.encode(text)
+    if len(ids) > min(job.max_prompt_tokens, target.max_context - job.max_new_tokens):
+      long += 1
+    else:
+      prompts.append(ids)
+  rng = np.random.default_rng(job.seed)
+  prompts = [prompts[i] for i in rng.permutation(len(prompts))[:job.max_prompts]]
+  index, size = 0, job.batch_size * _BATCHES
+  if sequences and not prompts:
+    sequences = [sequences[i] for i in rng.permutation(len(sequences))[:job.max_prompts]]
+  done = set(corpus.indices(folder))
+  for begin in range(0, len(sequences), size):
+    if index not in done:
+      corpus.write(folder, index, corpus.pack(sequences[begin:begin + size]))
+    progress.update(sum(len(ids) for ids, _ in sequences[begin:begin + size]))
+    index += 1
+  for begin in range(0, len(prompts), size):
+    if index not in done:
+      corpus.write(folder, index, corpus.pack(_answers(job, target, prompts, begin, size, progress)))
+    index += 1
+  found = [corpus.read(folder, i) for i in corpus.indices(folder)]
+  return {"sequences": sum(map(len, found)), "tokens": sum(len(s.tokens) for s in found),
+          "answer_tokens": sum(int((np.diff(s.offsets) - s.starts)[s.starts > 0].sum()) for s in found),
+          "prompts_too_long": long}
+
+
+def _answers(job, target, prompts, begin, size, progress):
+  """The sequences of prompts `begin` to `begin + size`, written in batches of prompts of about one length."""
+  places = sorted(range(begin, min(begin + size, len(prompts))), key=lambda place: len(prompts[place]))
+  written = {}
+  for first in range(0, len(places), job.batch_size):
+    batch = places[first:first + job.batch_size]
+    rows = batch + [batch[-1]] * (job.batch_size - len(batch))  # always one shape
+    params = specjax.SamplingParams(temperature=[job.temperatures[place % len(job.temperatures)] for place in rows],
+                                    seed=rows)
+    result = specjax.generate(target, proposers.Plain(), [prompts[place] for place in rows], params,
+                              max_new_tokens=job.max_new_tokens, key=jax.random.key(job.seed))
+    for place, answer in zip(batch, result.token_ids):
+      written[place] = ([*prompts[place], *answer], len(prompts[place]))
+      progress.update(len(answer))
+  return [written[place] for place in sorted(written)]
+
+
+def _requests(paths):
+  """Rows of all files, each checked. Raises ValueError for what is measured, or for a row without text."""
+  bundled = pathlib.Path(workloads.__file__).with_name("bundled.jsonl")
+  rows = []
+  for path in map(pathlib.Path, paths):
+    if "eval" in path.resolve().parts[:-1] or path.resolve() == bundled:
+      raise ValueError(f"--prompts: {path} is the bundled workload or lies in a folder named eval: a head that was "
+                       "trained on what is measured makes its numbers worthless; use training prompts")
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+      if not line.strip():
+        continue
+      try:
+        row = json.loads(line)
+        text = row.get("prompt") or row["turns"][0]
+        if not isinstance(text, str) or not isinstance(row.get("category"), str):
+          raise ValueError("no text")
+      except (ValueError, KeyError, IndexError, AttributeError, TypeError) as error:
+        raise ValueError(f"{path}, line {number}: is no request with a category and a prompt or turns ({error})") from error
+      rows.append(row)
+  if not rows:
+    raise ValueError("--prompts: the files hold no requests")
+  return rows

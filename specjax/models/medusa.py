@@ -1,0 +1,60 @@
+"""Medusa's heads: residual blocks on the target's last hidden state, each head for one place ahead.
+
+Medusa (arXiv 2401.10774, FasterDecoding/Medusa): behind token t the target's head predicts token t + 1 and head i, from
+0, token t + 2 + i, all from the same hidden state. A head is `blocks` times x + SiLU(W x + b), one module used again, and
+a vocabulary matrix: its own as published, or the target's, of which it may take some rows only.
+
+Letters: B batch rows, N heads, E width of the target, U draft ids, V vocabulary.
+"""
+import dataclasses
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+
+from specjax.models import layers
+
+
+@dataclasses.dataclass(frozen=True)
+class MedusaConfig:
+  """Static facts: heads N, blocks of each, width E, vocab_size V, draft_vocab U."""
+  heads: int
+  blocks: int
+  width: int
+  vocab_size: int
+  draft_vocab: int
+
+
+@struct.dataclass
+class MedusaHead:
+  """Weights, each matrix [out, in]."""
+  linear: tuple[jax.Array, ...]       # N x f[E, E]
+  bias: tuple[jax.Array, ...]         # N x f[E]
+  vocabulary: tuple[jax.Array, ...] | None  # N x f[U, E]; None: the target's head, its rows `ids`
+  ids: jax.Array | None               # i32[U]; the target's id of each draft id, ascending; None if U = V
+  config: MedusaConfig = struct.field(pytree_node=False)
+
+  def check(self, target) -> None:
+    """Raises ValueError for a target that these heads were not made for."""
+    if (target.config.width, target.config.num_tokens) != (self.config.width, self.config.vocab_size):
+      raise ValueError(f"the heads are for a target of {self.config.vocab_size} token ids and width {self.config.width}, "
+                       f"and this one has {target.config.num_tokens} and {target.config.width}")
+
+  def states(self, hidden: jax.Array) -> jax.Array:
+    """What each head makes of `hidden` f[B, E], behind the target's final norm: f[B, N, E]."""
+    made = []
+    for linear, bias in zip(self.linear, self.bias, strict=True):
+      x = hidden.T
+      for _ in range(self.config.blocks):
+        x = x + jax.nn.silu(layers.linear(linear, x, bias))
+      made.append(x.T)
+    return jnp.stack(made, axis=1)
+
+  def logits(self, states: jax.Array, shared: jax.Array | None) -> jax.Array:
+    """f32[B, N, U] from `states`; `shared` f[U, E] is the target's head at `ids`, for heads without a matrix of theirs."""
+    batch, heads, width = states.shape
+    if self.vocabulary is None:
+      out = layers.linear(shared, states.reshape(-1, width).T).T.reshape(batch, heads, -1)
+    else:
+      out = jnp.stack([layers.linear(matrix, states[:, i].T).T for i, matrix in enumerate(self.vocabulary)], axis=1)
+    return jax.lax.optimization_barrier(out.astype(jnp.float32))

@@ -1,0 +1,141 @@
+"""DFlash: a block of masks becomes a draft in one pass over the target's features.
+
+DFlash (arXiv 2602.06036, z-lab/dflash). The drafter's cache holds keys and values of the *text*, made of the target's
+features at committed tokens; a block attends to it and is never kept. So one pass drafts all depths, whatever their
+number. As a chain, greedy or drawn from each place's law; or as a tree, best first over those laws (`parallel`).
+
+Letters: B batch rows, J places of a block, T nodes, F feature width, U draft ids, V vocabulary.
+"""
+from typing import Any
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+
+from specjax import cache as cache_lib
+from specjax.proposers import autoregressive
+from specjax.proposers import base
+from specjax.proposers import length as length_lib
+from specjax.proposers import medusa
+from specjax.proposers import own_cache
+from specjax.proposers import own_features
+from specjax.proposers import parallel
+
+
+@struct.dataclass
+class State:
+  """Of a batch."""
+  features: own_features.OwnFeatures
+  cache: cache_lib.KVCache   # of the text
+  shared: jax.Array | None   # f[U, E]; rows of the target's head; None where the whole of it is taken
+  length: Any
+
+
+@struct.dataclass
+class DFlash(base.Defaults):
+  """Drafts a chain of up to `num_tokens` tokens, or a tree of `nodes` nodes.
+
+  Attributes:
+    head: a `models.dflash.DFlashHead`; its weights are leaves.
+    num_tokens: of a chain, and greatest depth of a tree; at most one less than the block has places.
+    nodes: T, root included; None drafts a chain. beam: most children of a node.
+    drawing, length: of a chain; as of `DraftModel`.
+
+  Raises:
+    ValueError: for more tokens than the block has places, fewer than 2 nodes, drawing options that make no sense, or
+      draws for a tree; by `init` for another target than the drafter's.
+  """
+  head: Any
+  num_tokens: int = struct.field(pytree_node=False, default=7)
+  nodes: int | None = struct.field(pytree_node=False, default=None)
+  beam: int = struct.field(pytree_node=False, default=3)
+  drawing: autoregressive.Drawing = autoregressive.Drawing()
+  length: Any = length_lib.Fixed()
+
+  def __post_init__(self):
+    if not hasattr(self.head, "config"):
+      return  # put together from something else inside a transformation
+    most = self.head.config.block - 1
+    if not 1 <= self.num_tokens <= most:
+      raise ValueError(f"num_tokens={self.num_tokens}: it must be 1 to {most}, the places of the block behind the first")
+    if self.nodes is not None and (self.nodes < 2 or not 1 <= self.beam <= self.head.config.draft_vocab):
+      raise ValueError(f"nodes={self.nodes}, beam={self.beam}: a tree has 2 nodes or more, and a node 1 child or more")
+    if isinstance(self.drawing, autoregressive.Drawing):
+      self.drawing.check()
+      if self.nodes is not None and self.drawing.sampled:
+        raise ValueError("sampled=True draws a chain: a tree's nodes are chosen by probability; leave nodes out")
+
+  @property
+  def max_nodes(self) -> int:
+    return self.num_tokens + 1 if self.nodes is None else self.nodes
+
+  @property
+  def max_depth(self) -> int:
+    return self.num_tokens if self.nodes is None else min(self.num_tokens, self.nodes - 1)
+
+  @property
+  def chains(self) -> bool:
+    return self.nodes is None or self.beam == 1 or self.nodes == 2
+
+  @property
+  def samples(self) -> bool:
+    return self.drawing.sampled
+
+  @property
+  def features(self) -> tuple[int, ...]:
+    return tuple(sorted(set(self.head.features)))
+
+  @property
+  def draft_context(self) -> int:
+    return self.head.config.max_context
+
+  def init(self, target, batch, capacity):
+    """See `base.Proposer.init`."""
+    base.layers_of(target, "DFlash")
+    self.head.check(target)
+    width = len(self.head.features) * target.config.width
+    return State(features=own_features.empty(batch, capacity, width, target.weights.embedding.dtype),
+                 cache=self.head.init_cache(batch, min(capacity, self.draft_context)),
+                 shared=medusa.shared_rows(target, self.head), length=self.length.init(batch, self.max_depth))
+
+  def propose(self, target, cache, state, context, keys):
+    """See `base.Proposer.propose`."""
+    del cache
+    room = autoregressive.room(context, self.max_depth, self.draft_context)
+    most = jnp.minimum(room, self.length.limit(state.length, self.max_depth))
+    most = jnp.where(context.length > 1, most, 0)  # a prompt of one token has no features yet
+    wanted = most > 0
+
+    def run(cache, size):
+      place = cache.length[:, None] + jnp.arange(size, dtype=jnp.int32)[None]
+      return (), self.head.text(state.features.window(cache.length, size), place)
+
+    committed, _ = own_cache.feed(run, lambda outputs: outputs, state.cache, context.length - 1, wanted)
+    batch, head, depth = wanted.shape[0], self.head, self.max_depth
+    weights = target.weights
+
+    def block():
+      tokens = jnp.full((batch, head.config.block), head.config.mask_id, jnp.int32).at[:, 0].set(context.pending)
+      place = context.length[:, None] - 1 + jnp.arange(head.config.block, dtype=jnp.int32)[None]
+      hidden = head.forward(jnp.take(weights.embedding, tokens, axis=0, mode="clip"), place, committed)
+      hidden = hidden[:, 1:1 + depth]
+      return target.logits(hidden) if state.shared is None else head.logits(hidden, state.shared)
+
+    empty = lambda: jnp.zeros((batch, depth, head.config.draft_vocab), jnp.float32)
+    logits = jax.lax.cond(wanted.any(), block, empty)
+    if self.nodes is None:
+      chain = parallel.chain(logits, head.ids, context, keys, self.drawing, most, self.length, state.length,
+                             target.vocab_size)
+      tree = chain.tree(context.pending)
+    else:
+      tree = parallel.tree(logits, head.ids, context, most, self.beam, self.nodes)
+    return tree, state.replace(cache=committed)
+
+  def observe(self, target, state, committed):
+    """See `base.Proposer.observe`: keeps the features."""
+    del target
+    length = state.length
+    if committed.path is not None:
+      length = self.length.observe(length, committed.drafted, base.accepted_of_chain(committed))
+    features = state.features.observe(own_features.joined(committed, self.head.features), committed)
+    return state.replace(features=features, length=length)

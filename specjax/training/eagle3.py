@@ -1,0 +1,140 @@
+"""Training of an EAGLE-3 head by the training-time test: it meets its own outputs in training as it does in drafting.
+
+EAGLE-3 (arXiv 2503.01840, traineagle3 of SafeAILab/EAGLE). Pass 0 runs over the target's features; pass i over what pass
+i - 1 made of them, one token further: its entry t stands for the i-th token drafted behind token t + 1. Such an entry
+sees the entries of true features up to t, and of the passes before it those at its own place; its position is t + i, its
+token x[t + 1 + i], its label the target's law behind that token (see `shifts`).
+
+Letters: B sequences, S entries, E width of the head, D of the target, F feature width, U draft ids, P passes,
+K key/value heads, G query heads of each, C head width.
+"""
+import dataclasses
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.models import draft_layer
+from specjax.models import eagle3
+from specjax.training import batches
+from specjax.training import losses
+from specjax.training import shifts
+
+_HIDDEN = -1e30
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+  """How a head is trained.
+
+  Attributes:
+    passes: P. decay: pass i weighs decay ** i.
+    loss: a name of `losses.BY_NAME`.
+    answers_only: prompts are read and not learnt from; else every token of the text is a label.
+  """
+  passes: int = 4
+  decay: float = 0.8
+  loss: str = "soft_ce"
+  answers_only: bool = True
+
+
+@struct.dataclass
+class Frozen:
+  """What the loss reads of the target."""
+  embedding: jax.Array  # f[V, D]
+  head: jax.Array       # f[U, D]; rows of the draft ids
+
+
+def init(target, ids: np.ndarray, features: tuple[int, ...], key: jax.Array) -> eagle3.Eagle3Head:
+  """A head that starts from the target: its last layer, final norm and head rows; the last feature passes as it is.
+
+  Args:
+    target: a `models.decoder.Decoder`. ids: i32[U], ascending, or all of them. features: layers, the deepest last.
+  """
+  c, w = target.config, target.weights
+  shape = draft_layer.LayerShape(width=c.width, heads=c.heads, kv_heads=c.kv_heads, head_width=c.head_width,
+                                 mlp_width=c.mlp_width, norm_eps=c.norm_eps, rope_theta=c.rope_theta)
+  config = eagle3.Eagle3Config(shape=shape, target_width=c.width, features=features, vocab_size=c.num_tokens,
+                               draft_vocab=len(ids), max_context=c.max_context)
+  last = w.layers[-1]
+  noise = lambda key, rows, columns: 0.02 * jax.random.normal(key, (rows, columns), last.qkv.dtype)
+  first, second = jax.random.split(key)
+  fuse = noise(first, c.width, len(features) * c.width) / 4
+  fuse = fuse.at[:, -c.width:].add(jnp.eye(c.width, dtype=fuse.dtype))
+  layer = draft_layer.DraftLayer(
+      qkv=jnp.concatenate([noise(second, *last.qkv.shape), last.qkv], axis=1), attention_out=last.attention_out,
+      mlp_norm=last.mlp_norm, gate_up=last.gate_up, down=last.down)
+  # The embedding's own size differs from model to model; behind the norm it is 1 a component.
+  return eagle3.Eagle3Head(fuse=fuse, token_norm=jnp.ones_like(last.attention_norm), feature_norm=last.attention_norm,
+                           layer=layer, norm=w.final_norm, head=shifts.head_rows(target, ids),
+                           ids=None if len(ids) == c.num_tokens else jnp.asarray(ids, jnp.int32), config=config)
+
+
+def frozen(target, ids: np.ndarray) -> Frozen:
+  """See `Frozen`."""
+  return Frozen(embedding=target.weights.embedding, head=shifts.head_rows(target, ids))
+
+
+def trainable(head: eagle3.Eagle3Head) -> eagle3.Eagle3Head:
+  """The head without its ids, which are no weights: what an optimizer holds."""
+  return head.replace(ids=None)
+
+
+def loss(params: eagle3.Eagle3Head, frozen: Frozen, ids: jax.Array, batch: batches.Batch, recipe: Recipe):
+  """The loss of a batch and its metrics.
+
+  Args:
+    params: of `trainable`. ids: i32[U], the target's ids of the draft ids.
+
+  Returns:
+    The loss, and a dictionary: "loss_i", and of drafts as a step would see them (argmax of every pass, whether or not
+    the draft vocabulary holds the label) "accuracy_i" given that all before were right, "share_i" that all up to i are.
+  """
+  law = jax.nn.softmax(jnp.einsum("bsd,ud->bsu", batch.hidden.astype(jnp.float32), frozen.head))
+  drafted = shifts.is_drafted(ids, frozen.embedding.shape[0])
+  total, metrics, track = 0.0, {}, shifts.Track()
+  for i, logits in enumerate(passes(params, frozen.embedding, batch, recipe.passes)):
+    p, top = shifts.ahead(law, 1 + i), shifts.ahead(batch.top, 1 + i)
+    log_q = jax.nn.log_softmax(logits)
+    asked = shifts.asked(batch, 2 + i, recipe.answers_only)
+    value = losses.mean(losses.BY_NAME[recipe.loss](log_q, p), asked & drafted[top])
+    total = total + recipe.decay ** i * value
+    metrics |= {f"loss_{i}": value, **track.add(i, asked, ids[jnp.argmax(log_q, -1)] == top)}
+  return total, metrics
+
+
+def passes(params: eagle3.Eagle3Head, embedding: jax.Array, batch: batches.Batch, count: int) -> list[jax.Array]:
+  """The logits f[B, S, U] of `count` passes; `embedding` f[V, D] is the target's. Entry t of pass i is the i-th draft
+  behind token t + 1, if the tokens drafted before it are those of the text."""
+  place = jnp.arange(batch.tokens.shape[1], dtype=jnp.int32)[None]
+  feature = params.fused(batch.features.astype(jnp.float32))
+  made, earlier = [], []
+  for i in range(count):
+    tokens = shifts.ahead(batch.tokens, 1 + i)
+    out, feature, keys, values = params.apply(
+        params.embed(embedding, tokens), feature, jnp.broadcast_to(place + i, tokens.shape),
+        lambda query, keys, values: attend(query, keys, values, earlier))
+    earlier = [*earlier, (keys, values)]
+    made.append(params.logits(out))
+  return made
+
+
+def attend(query, keys, values, earlier):
+  """Attention of one pass: causal over the entries of pass 0, and at its own place over those of every pass up to it.
+
+  Args:
+    query: f[B, K, G, S, C], scaled. keys: f[B, K, C, S]. values: f[B, K, S, C].
+    earlier: keys and values of the passes before, pass 0 first.
+  """
+  first_keys, first_values = earlier[0] if earlier else (keys, values)
+  scores = jnp.einsum("bkgsc,bkcf->bkgsf", query, first_keys)
+  causal = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+  scores = jnp.where(causal, scores, _HIDDEN)
+  own = [(keys, values), *earlier[1:]] if earlier else []
+  at_place = [jnp.einsum("bkgsc,bkcs->bkgs", query, k)[..., None] for k, _ in own]
+  weights = jax.nn.softmax(jnp.concatenate([scores, *at_place], -1), -1)
+  out = jnp.einsum("bkgsf,bkfc->bkgsc", weights[..., :scores.shape[-1]], first_values)
+  for i, (_, v) in enumerate(own):
+    out = out + weights[..., scores.shape[-1] + i, None] * v[:, :, None]
+  return out

@@ -1,0 +1,102 @@
+"""What a target computes of a corpus, kept in float16 beside it: features are the dear part of training a head.
+
+For every token: the residual stream that enters some layers, the hidden state behind the final norm, and the target's
+most probable next id. Files appear whole or not at all; those that are there are not computed again.
+
+Letters: B sequences of a batch, S tokens of each, L tokens of a file, D width of the target, F = layers * D.
+"""
+import dataclasses
+import functools
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.training import corpus
+
+_TOKENS = 2048   # of one forward pass, about
+_MULTIPLE = 64   # lengths of passes
+_HEAD_ROWS = 256  # tokens whose logits stand in memory together
+
+
+@dataclasses.dataclass(frozen=True)
+class File:
+  """Of one file of the corpus, token by token; memory-mapped."""
+  values: np.ndarray  # f16[L, F + D]; the layers in the order asked for, then the hidden state
+  top: np.ndarray     # i32[L]
+
+
+def path(folder, index: int, layers: tuple[int, ...]) -> pathlib.Path:
+  """Of the values of file `index`; that of `top` ends in .top.npy."""
+  return pathlib.Path(folder) / f"features-{'-'.join(map(str, layers))}-{index:05d}.npy"
+
+
+def compute(target, folder, layers: tuple[int, ...], max_tokens: int, *, progress=None) -> int:
+  """Computes what is missing; sequences are cut at `max_tokens`. The number of files.
+
+  Args:
+    target: a decoder. layers: see `models.base.Target.forward`.
+    progress: has `update(tokens)`.
+  """
+  for index in corpus.indices(folder):
+    place = path(folder, index, layers)
+    if place.exists() and _top(place).exists():
+      continue
+    sequences = corpus.read(folder, index)
+    values = np.zeros((len(sequences.tokens), (len(layers) + 1) * target.config.width), np.float16)
+    top = np.zeros(len(sequences.tokens), np.int32)
+    for rows, size in batches([min(len(sequences[i]), max_tokens) for i in range(len(sequences))], _TOKENS):
+      tokens = np.zeros((len(rows), size), np.int32)
+      for row, which in enumerate(rows):
+        ids = sequences[which][:size]
+        tokens[row, :len(ids)] = ids
+      got, best = jax.device_get(_forward(target, tokens, np.tril(np.ones((size, size), bool)), layers=layers))
+      for row, which in enumerate(rows):
+        begin, count = sequences.offsets[which], min(len(sequences[which]), size)
+        values[begin:begin + count], top[begin:begin + count] = got[row, :count], best[row, :count]
+        if progress is not None:
+          progress.update(count)
+    corpus.write_whole(_top(place), functools.partial(np.save, arr=top))
+    corpus.write_whole(place, functools.partial(np.save, arr=values))
+  return len(corpus.indices(folder))
+
+
+def read(folder, index: int, layers: tuple[int, ...]) -> File:
+  """Of file `index`; `compute` comes first."""
+  place = path(folder, index, layers)
+  return File(values=np.load(place, mmap_mode="r"), top=np.load(_top(place)))
+
+
+def batches(lengths: list[int], tokens: int) -> list[tuple[list[int], int]]:
+  """Sequences of about one length together: their indices and the length that holds them, `tokens` or so in each.
+
+  The last batch of a length is filled up with its last sequence, so that a length has one shape.
+  """
+  found, waiting = [], {}
+  for which, length in enumerate(lengths):
+    size = -(-length // _MULTIPLE) * _MULTIPLE
+    waiting.setdefault(size, []).append(which)
+    if len(waiting[size]) == max(tokens // size, 1):
+      found.append((waiting.pop(size), size))
+  for size, rows in waiting.items():
+    found.append((rows + [rows[-1]] * (max(tokens // size, 1) - len(rows)), size))
+  return found
+
+
+@functools.partial(jax.jit, static_argnames="layers")
+def _forward(target, tokens, mask, *, layers):
+  batch, size = tokens.shape
+  positions = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), tokens.shape)
+  out = target.forward(tokens, positions, jnp.broadcast_to(mask, (batch, size, size)), target.init_cache(batch, 1),
+                       features=layers)
+  best = jax.lax.map(lambda hidden: jnp.argmax(target.logits(hidden), -1).astype(jnp.int32), out.hidden.reshape(
+      -1, min(_HEAD_ROWS, size), out.hidden.shape[-1])) if batch * size % min(_HEAD_ROWS, size) == 0 else jnp.argmax(
+          target.logits(out.hidden), -1).astype(jnp.int32)
+  values = jnp.concatenate([*out.features, out.hidden], -1)
+  # Residual streams of some models hold values beyond float16.
+  return jnp.clip(values, -65504, 65504).astype(jnp.float16), best.reshape(batch, size)
+
+
+def _top(place):
+  return place.with_name(place.stem + ".top.npy")

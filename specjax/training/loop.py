@@ -1,0 +1,109 @@
+"""The training loop of every head: optimizer steps over batches that follow from a seed, kept so that a killed run goes
+on as if nothing had happened.
+
+A checkpoint (orbax) holds weights, optimizer state and step; the loss of every step stands in metrics.jsonl, of which a
+resumed run drops what lies behind its checkpoint. Step n sees the same batch in every run, so the losses are equal.
+"""
+import dataclasses
+import json
+import pathlib
+import time
+from typing import Any, Callable
+
+import jax
+import numpy as np
+import optax
+import orbax.checkpoint as orbax
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+  """Optimizer and its length: AdamW, warm-up and cosine decay to a tenth, gradients clipped by their global norm."""
+  steps: int
+  learning_rate: float = 1e-3
+  warmup: int = 100
+  weight_decay: float = 0.0
+  clip: float = 0.5
+  b2: float = 0.95
+
+  def optimizer(self) -> optax.GradientTransformation:
+    rate = optax.warmup_cosine_decay_schedule(0.0, self.learning_rate, min(self.warmup, max(self.steps // 10, 1)),
+                                              self.steps, self.learning_rate / 10)
+    return optax.chain(optax.clip_by_global_norm(self.clip),
+                       optax.adamw(rate, b1=0.9, b2=self.b2, weight_decay=self.weight_decay))
+
+
+def run(folder, params: Any, loss: Callable, batch: Callable, schedule: Schedule, *, arguments: tuple = (),
+        save_every: int = 100, evaluate_every: int = 0, evaluate: Callable | None = None,
+        report: Callable | None = None) -> Any:
+  """Trains, from the last checkpoint of `folder` if it has one.
+
+  Args:
+    folder: for checkpoints and metrics.jsonl.
+    params: the weights at step 0, a pytree of float arrays.
+    loss: (params, *arguments, batch) -> (loss, metrics), traced.
+    batch: step -> batch. arguments: what the loss reads besides; arrays, not traced in as constants.
+    evaluate: (step, params) -> dictionary of numbers, every `evaluate_every` steps and at the end.
+    report: called with each row of metrics.
+
+  Returns:
+    The trained weights.
+  """
+  folder = pathlib.Path(folder).resolve()
+  folder.mkdir(parents=True, exist_ok=True)
+  optimizer = schedule.optimizer()
+  state = {"params": params, "optimizer": optimizer.init(params), "step": np.int64(0)}
+  manager = orbax.CheckpointManager(folder / "checkpoints", options=orbax.CheckpointManagerOptions(
+      max_to_keep=2, enable_async_checkpointing=False))
+  if manager.latest_step() is not None:
+    abstract = jax.tree.map(orbax.utils.to_shape_dtype_struct, state)
+    state = manager.restore(manager.latest_step(), args=orbax.args.StandardRestore(abstract))
+  metrics = _Metrics(folder / "metrics.jsonl", int(state["step"]))
+
+  @jax.jit
+  def update(params, moments, arguments, batch):
+    (value, found), gradient = jax.value_and_grad(lambda p: loss(p, *arguments, batch), has_aux=True)(params)
+    changes, moments = optimizer.update(gradient, moments, params)
+    return optax.apply_updates(params, changes), moments, {
+        "loss": value, "gradient_norm": optax.global_norm(gradient), **found}
+
+  params, moments = state["params"], state["optimizer"]
+  for step in range(int(state["step"]), schedule.steps):
+    begin = time.perf_counter()
+    params, moments, found = update(params, moments, arguments, batch(step))
+    row = {"step": step, **{name: float(x) for name, x in jax.device_get(found).items()},
+           "seconds": time.perf_counter() - begin}
+    if not np.isfinite(row["loss"]):
+      raise ValueError(f"the loss of step {step} is {row['loss']}: lower --learning_rate, or look at the data; the last "
+                       f"checkpoint stays in {folder}")
+    last = step + 1 == schedule.steps
+    if evaluate is not None and (last or evaluate_every and (step + 1) % evaluate_every == 0):
+      row |= {f"held_out/{name}": value for name, value in evaluate(step + 1, params).items()}
+    metrics.add(row)
+    if report is not None:
+      report(row)
+    if last or (step + 1) % save_every == 0:
+      manager.save(step + 1, args=orbax.args.StandardSave({"params": params, "optimizer": moments,
+                                                          "step": np.int64(step + 1)}))
+  manager.wait_until_finished()
+  manager.close()
+  return params
+
+
+def read_metrics(folder) -> list[dict]:
+  """The rows of a run."""
+  path = pathlib.Path(folder) / "metrics.jsonl"
+  return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+class _Metrics:
+  """metrics.jsonl, cut behind `step` at the start."""
+
+  def __init__(self, path, step):
+    rows = [row for row in read_metrics(path.parent) if row["step"] < step]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    self._path = path
+
+  def add(self, row):
+    with open(self._path, "a") as file:
+      file.write(json.dumps(row) + "\n")

@@ -1,0 +1,56 @@
+"""Losses between a drafter's law q and the target's p at one place, over the same ids. None is reduced over places.
+
+The acceptance rate of sampled drafts is 1 - TV(p, q) (Leviathan et al., arXiv 2211.17192); which divergence trains it
+best differs by task (DistillSpec, arXiv 2310.08461; LK losses, arXiv 2602.23881).
+
+Letters: V ids.
+"""
+import jax
+import jax.numpy as jnp
+
+
+def soft_cross_entropy(log_q: jax.Array, p: jax.Array) -> jax.Array:
+  """-sum p log q: forward KL up to the entropy of p."""
+  return -(p * _finite(log_q)).sum(-1)
+
+
+def forward_kl(log_q: jax.Array, p: jax.Array) -> jax.Array:
+  """KL(p || q)."""
+  return (p * (_log(p) - _finite(log_q))).sum(-1)
+
+
+def reverse_kl(log_q: jax.Array, p: jax.Array) -> jax.Array:
+  """KL(q || p)."""
+  return (jnp.exp(log_q) * (_finite(log_q) - _log(p))).sum(-1)
+
+
+def total_variation(log_q: jax.Array, p: jax.Array) -> jax.Array:
+  """One half of sum |p - q|: 1 less the chance that a draw from q is accepted."""
+  return 0.5 * jnp.abs(p - jnp.exp(log_q)).sum(-1)
+
+
+def likelihood(log_q: jax.Array, p: jax.Array) -> jax.Array:
+  """-log sum min(p, q), the negative log of the acceptance rate (LK losses, "nla")."""
+  return -jnp.log(jnp.maximum(jnp.minimum(p, jnp.exp(log_q)).sum(-1), 1e-6))
+
+
+def cross_entropy(log_q: jax.Array, p: jax.Array) -> jax.Array:
+  """-log q of the most probable id of p."""
+  return -jnp.take_along_axis(_finite(log_q), jnp.argmax(p, -1)[..., None], -1)[..., 0]
+
+
+BY_NAME = {"soft_ce": soft_cross_entropy, "ce": cross_entropy, "kl": forward_kl, "reverse_kl": reverse_kl,
+           "tv": total_variation, "lk": likelihood}
+
+
+def mean(values: jax.Array, counted: jax.Array) -> jax.Array:
+  """Over the places that are `counted` bool, 0 where there are none."""
+  return jnp.where(counted, values, 0).sum() / jnp.maximum(counted.sum(), 1)
+
+
+def _log(p):
+  return jnp.log(jnp.maximum(p, 1e-30))
+
+
+def _finite(log_q):
+  return jnp.maximum(log_q, -1e4)

@@ -1,0 +1,55 @@
+"""Which token a draft head is asked for at which place: the shifts that every head's training shares.
+
+Off by one they train well and draft badly (SpecForge's issues 424, 448 and 473), so they stand here once, and tests
+compare them with what the step hands to proposers.
+
+Letters: B sequences, S tokens, D width of the target, U draft ids, V vocabulary.
+"""
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.training import batches
+from specjax.training import losses
+
+
+def ahead(x: jax.Array, by: int) -> jax.Array:
+  """x[:, t + by] at t, of [B, S, ...]; zeros behind the end."""
+  return jnp.pad(x[:, by:], ((0, 0), (0, by), *[(0, 0)] * (x.ndim - 2)))
+
+
+def asked(batch: batches.Batch, by: int, answers_only: bool) -> jax.Array:
+  """Where the token `by` places ahead is one to learn: in the text, and the target's own if `answers_only`. bool[B, S].
+
+  The mask belongs to the label, not to the place that predicts it (SpecForge's issue 885).
+  """
+  label = jnp.arange(batch.tokens.shape[1], dtype=jnp.int32)[None] + by
+  known = label < batch.length[:, None]
+  return known & (label >= batch.start[:, None]) if answers_only else known
+
+
+def head_rows(target, ids: np.ndarray) -> jax.Array:
+  """The target's head at `ids` i32[U]: f[U, D]."""
+  head = target.weights.embedding if target.weights.head is None else target.weights.head
+  return jnp.take(head, jnp.asarray(ids), axis=0)
+
+
+def is_drafted(ids: jax.Array, vocab_size: int) -> jax.Array:
+  """bool[V]: the ids that a head drafts from."""
+  return jnp.zeros((vocab_size,), bool).at[ids].set(True)
+
+
+class Track:
+  """How often drafts are right, depth by depth, as a chain sees it."""
+
+  def __init__(self):
+    self._reached = self._right = None
+
+  def add(self, depth: int, asked: jax.Array, hit: jax.Array) -> dict:
+    """Metrics of the next depth: "accuracy" where all before it were right, "share" of the chains right up to it."""
+    self._reached = asked if self._reached is None else self._reached & asked
+    before = jnp.ones_like(self._reached) if self._right is None else self._right
+    self._right = before & hit
+    right = self._right.astype(jnp.float32)
+    return {f"share_{depth}": losses.mean(right, self._reached),
+            f"accuracy_{depth}": losses.mean(right, self._reached & before)}
