@@ -12,7 +12,7 @@ from experiments.harness import settings
 from experiments.harness import training
 
 _HEAD = flags.DEFINE_enum("head", "eagle3", list(training.HEADS), "The kind of head.")
-_CORPUS = flags.DEFINE_string("corpus", None, "Folder of the training data.")
+_CORPUS = flags.DEFINE_list("corpus", None, "Folders of the training data, separated by commas.")
 _OUTDIR = flags.DEFINE_string("outdir", None, "Folder of the run.")
 _EPOCHS = flags.DEFINE_float("epochs", 2.0, "Passes over the data.", lower_bound=0)
 _STEPS = flags.DEFINE_integer("steps", None, "Optimizer steps, instead of --epochs.", lower_bound=1)
@@ -38,7 +38,7 @@ def main():
   if not _CORPUS.value or not _OUTDIR.value:
     raise ValueError("--corpus and --outdir are both needed: the training data, and the folder of the run")
   job = training.Job(
-      head=_HEAD.value, target=settings.TARGET.value, corpus=_CORPUS.value, outdir=_OUTDIR.value, epochs=_EPOCHS.value,
+      head=_HEAD.value, target=settings.TARGET.value, corpora=tuple(_CORPUS.value), outdir=_OUTDIR.value, epochs=_EPOCHS.value,
       steps=_STEPS.value, limit=_LIMIT.value, learning_rate=_RATE.value, batch_tokens=_BATCH.value,
       max_tokens=_MAX_TOKENS.value, draft_vocab=_VOCAB.value, loss=_LOSS.value, answers_only=_ANSWERS.value,
       passes=_PASSES.value, heads=_HEADS.value, block=_BLOCK.value, head_layers=_LAYERS.value, start=_START.value,

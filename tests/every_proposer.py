@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 
 from specjax import proposers
+from specjax import static_trees
 from specjax import testing
 from specjax import verifiers
 from specjax.proposers import recycling
@@ -22,6 +23,8 @@ DECODER = tiny.decoder(vocab=VOCAB, max_context=CONTEXT)
 LETTERS, OTHER_LETTERS = tiny_tokenizers.byte_level("abcdef"), tiny_tokenizers.byte_level("fcabed")
 DRAWN = proposers.Drawing(sampled=True)
 NGRAM = proposers.NGram(min_ngram=1, num_tokens=3)
+SOME = (0, 1, 2, 4)  # the ids that heads draft: never all of them
+EAGLE3, MEDUSA, DFLASH = tiny.eagle3(DECODER, SOME), tiny.medusa(DECODER, SOME), tiny.dflash(DECODER, SOME)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +61,16 @@ ENTRIES = [
     Entry("dynamic tree", proposers.DynamicTree(model=MODEL, nodes=8, depth=3, beam=2)),
     Entry("early exit", proposers.EarlyExit(exit_layer=2, num_tokens=3), DECODER),
     Entry("layer skip", proposers.LayerSkip(skipped=(1,), num_tokens=3), DECODER),
+    Entry("EAGLE-3", proposers.Eagle3(head=EAGLE3, num_tokens=3), DECODER),
+    Entry("EAGLE-3, drawn", proposers.Eagle3(head=EAGLE3, num_tokens=3, drawing=DRAWN), DECODER),
+    Entry("EAGLE-3 tree", proposers.Eagle3Tree(head=EAGLE3, nodes=8, depth=3, beam=2), DECODER),
+    Entry("Medusa", proposers.Medusa(head=MEDUSA, num_tokens=3), DECODER),
+    Entry("Medusa, drawn", proposers.Medusa(head=MEDUSA, num_tokens=3, drawing=DRAWN), DECODER),
+    Entry("Medusa tree", proposers.Medusa(head=MEDUSA, shape=static_trees.best_first((0.5, 0.2, 0.1), 8, 3)), DECODER),
+    Entry("DFlash", proposers.DFlash(head=DFLASH, num_tokens=3), DECODER),
+    Entry("DFlash, drawn", proposers.DFlash(head=DFLASH, num_tokens=3, drawing=DRAWN), DECODER),
+    Entry("DFlash tree", proposers.DFlash(head=DFLASH, num_tokens=3, nodes=8, beam=2), DECODER),
+    Entry("fallback on a head", proposers.Fallback((NGRAM, proposers.Eagle3(head=EAGLE3, num_tokens=3))), DECODER),
     Entry("shared tokens", shared_tokens.shared_tokens(MODEL, LETTERS, OTHER_LETTERS, num_tokens=3)),
     Entry("retokenised", proposers.Retokenised(MODEL, LETTERS, OTHER_LETTERS, num_tokens=3)),
     Entry("mixture", proposers.Mixture((NGRAM, proposers.DraftModel(model=MODEL, num_tokens=2)))),

@@ -5,6 +5,7 @@ import specjax
 from specjax import decode
 from specjax import proposers
 from specjax import static_trees
+from specjax.checkpoints import heads
 from specjax.checkpoints import vocabulary_map
 from specjax.proposers import auto_lookup
 from specjax.proposers import length
@@ -66,7 +67,13 @@ COSTS = flags.DEFINE_list("verify_costs", [str(x) for x in renewal.REFERENCE_COS
                           "steps; experiments.speed times the first four.")
 COST = flags.DEFINE_float("draft_cost", 0.3, "--draft_length=renewal: cost of a drafted token, in plain steps.",
                           lower_bound=0)
-ALL = (DRAFT_TOKENS, MAX_NGRAM, MIN_NGRAM, MATCH, SOURCE, OVERLAP, LOOKUP_TREE, MIN_SCORE, STORE, DATASTORE, FALLBACK, DRAFT,
+EAGLE3 = flags.DEFINE_string("eagle3_head", None, "EAGLE-3 head: a folder, in the layout of SafeAILab, SpecForge or "
+                             "speculators; by default the one that comes with specjax for the target.")
+MEDUSA = flags.DEFINE_string("medusa_head", None, "Medusa's heads: a folder or file, as published; by default those that "
+                             "come with specjax for the target.")
+DFLASH = flags.DEFINE_string("dflash_head", None, "DFlash drafter: a folder, as published; by default the one that comes "
+                             "with specjax for the target.")
+ALL = (EAGLE3, MEDUSA, DFLASH, DRAFT_TOKENS, MAX_NGRAM, MIN_NGRAM, MATCH, SOURCE, OVERLAP, LOOKUP_TREE, MIN_SCORE, STORE, DATASTORE, FALLBACK, DRAFT,
        EXIT_LAYER, SKIPPED, WINDOW, LOOKAHEAD_NGRAM, GUESSES, SMALL, MIXTURE, NODES, SHAPE, ACCEPTANCE, CHILDREN, DEPTH,
        BEAM, SAMPLED, TEMPERATURE, TOP_K, TOP_P, LENGTH, THRESHOLD, COSTS, COST)
 _loaded = {}
@@ -158,6 +165,37 @@ def drafter(given):
   model, tokenizer = load(DRAFT.value)
   vocabulary_map.require_same(given.tokenizer, tokenizer)
   return model
+
+
+def head(given, kind: str, flag):
+  """The draft head of a flag, or the shipped one of the target.
+
+  Raises:
+    ValueError: names the flag where there is none, or where the head is of another kind.
+  """
+  path = flag.value or heads.shipped(given.name, kind)
+  if path is None:
+    raise ValueError(f"--{flag.name} is needed: no head of this kind comes with specjax for the target {given.name!r}")
+  proposers.base.layers_of(given.target, kind)
+  found = heads.load_head(path, target=given.target)
+  if type(found).__name__.lower() != f"{kind}head":
+    raise ValueError(f"--{flag.name}={path} is of the kind {type(found).__name__}, and {kind} is asked for")
+  return found
+
+
+def tree_or_chain(chain: int) -> tuple[int | None, int]:
+  """Nodes of a tree, or None for a chain, and tokens of the chain: `chain` by default.
+
+  Raises:
+    ValueError: names flags that ask for both.
+  """
+  if NODES.value and DRAFT_TOKENS.value:
+    raise ValueError(f"--tree_nodes={NODES.value} asks for a tree and --draft_tokens={DRAFT_TOKENS.value} for a chain; "
+                     "leave one of them out")
+  if NODES.value and SAMPLED.value:
+    raise ValueError(f"--tree_nodes={NODES.value}: the tree of a head is chosen by probability, and --draft_sampled draws; "
+                     "leave one of them out")
+  return NODES.value, tokens(chain)
 
 
 def check(widest: int) -> None:

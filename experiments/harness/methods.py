@@ -9,6 +9,7 @@ from absl import flags
 from experiments.harness import method_options as options
 from specjax import decode
 from specjax import proposers
+from specjax import static_trees
 from specjax.proposers import recycling
 from specjax.proposers import shared_tokens
 
@@ -100,6 +101,37 @@ def _hierarchical(given):
                                 num_tokens=options.tokens(7), drawing=options.drawing())
 
 
+# By head and rank, for heads without a table of their own: the first column is that of Medusa's 7B heads, the others fall
+# as theirs do.
+_MEDUSA_ACCURACY = [[top * share for share in (1, 0.25, 0.12, 0.08)] for top in (0.56, 0.32, 0.2, 0.15, 0.12)]
+
+
+def _eagle3(given):
+  head = options.head(given, "eagle3", options.EAGLE3)
+  nodes, tokens = options.tree_or_chain(3)
+  if nodes:
+    return proposers.Eagle3Tree(head=head, nodes=nodes, depth=options.DEPTH.value, beam=options.BEAM.value)
+  return proposers.Eagle3(head=head, num_tokens=tokens, drawing=options.drawing(), length=options.length_rule())
+
+
+def _medusa(given):
+  head = options.head(given, "medusa", options.MEDUSA)
+  nodes, tokens = options.tree_or_chain(min(3, head.config.heads))
+  if nodes:
+    shape = static_trees.best_first(head.config.accuracy or _MEDUSA_ACCURACY, nodes, head.config.heads)
+    return proposers.Medusa(head=head, shape=shape)
+  return proposers.Medusa(head=head, num_tokens=tokens, drawing=options.drawing(), length=options.length_rule())
+
+
+def _dflash(given):
+  head = options.head(given, "dflash", options.DFLASH)
+  most = head.config.block - 1
+  nodes, tokens = options.tree_or_chain(min(3, most))
+  if nodes:
+    return proposers.DFlash(head=head, num_tokens=min(options.DEPTH.value, most), nodes=nodes, beam=options.BEAM.value)
+  return proposers.DFlash(head=head, num_tokens=tokens, drawing=options.drawing(), length=options.length_rule())
+
+
 def _mixture(given):
   return proposers.Mixture(tuple(build(name, given) for name in options.MIXTURE.value),
                            node_budget=options.NODES.value)
@@ -150,6 +182,9 @@ _METHODS = {
     "dynamic_tree": Method(_dynamic_tree, _TREE + (options.DEPTH, options.BEAM), needs=options.DRAFT),
     "early_exit": Method(_early_exit, _CHAIN + (options.EXIT_LAYER,), samples=_drawn),
     "layer_skip": Method(_layer_skip, _CHAIN + (options.SKIPPED,), samples=_drawn),
+    "eagle3": Method(_eagle3, _CHAIN + _TREE + (options.EAGLE3, options.DEPTH, options.BEAM), samples=_drawn),
+    "medusa": Method(_medusa, _CHAIN + _TREE + (options.MEDUSA,), samples=_drawn),
+    "dflash": Method(_dflash, _CHAIN + _TREE + (options.DFLASH, options.DEPTH, options.BEAM), samples=_drawn),
     "shared_tokens": Method(_shared_tokens, _CHAIN, needs=options.DRAFT, samples=_drawn),
     "retokenised": Method(_retokenised, _TOKENS + _LENGTH, needs=options.DRAFT),
     "hierarchical": Method(_hierarchical, _TOKENS + _DRAWING, needs=options.DRAFT, parts=options.SMALL, samples=_drawn),

@@ -1,5 +1,6 @@
 """A training run of a head: features, draft vocabulary, the loop with its progress and curves, and the head that results."""
 import dataclasses
+import functools
 import json
 import pathlib
 
@@ -7,8 +8,12 @@ import numpy as np
 import tqdm
 
 import specjax
+from experiments.harness import model_card
 from experiments.harness import training_curves
 from specjax.checkpoints import heads
+from specjax.models.dflash import DFlashHead
+from specjax.models.eagle3 import Eagle3Head
+from specjax.models.medusa import MedusaHead
 from specjax.training import batches
 from specjax.training import corpus
 from specjax.training import dflash
@@ -23,7 +28,7 @@ from specjax.training import vocabulary
 LOSSES = tuple(losses.BY_NAME)
 # Which flags belong to one kind alone, and the layout that its heads are written in.
 HEADS = {"eagle3": ("passes",), "medusa": ("heads",), "dflash": ("block", "head_layers")}
-_LAYOUTS = {"eagle3": "safeailab", "medusa": "medusa", "dflash": "dflash"}
+_LAYOUTS = {"eagle3": "safeailab", "medusa": "medusa", "dflash": "z-lab"}
 _PROMPTS, _NEW_TOKENS = 12, 64  # held-out prompts that are drafted for, and output tokens of each
 
 
@@ -32,7 +37,7 @@ class Job:
   """The flags of `experiments.train`, which see."""
   head: str
   target: str
-  corpus: str
+  corpora: tuple[str, ...]
   outdir: str
   epochs: float
   steps: int | None
@@ -69,24 +74,27 @@ def check_read(job: Job, given) -> None:
 
 def run(job: Job) -> dict:
   """Trains; the last row of metrics."""
-  known = corpus.facts(job.corpus)
-  if known["target"] != job.target:
-    raise ValueError(f"{job.corpus} was written by {known['target']!r}, not by {job.target!r}: a head learns from its own "
-                     "target")
-  folder = pathlib.Path(job.outdir)
-  folder.mkdir(parents=True, exist_ok=True)
-  corpus.write_whole(folder / "config.json", lambda file: file.write(json.dumps(_facts(job), indent=1).encode()))
+  known = [{"name": pathlib.Path(folder).name, **corpus.facts(folder)} for folder in job.corpora]
+  for folder, facts in zip(job.corpora, known):
+    if facts["target"] != job.target:
+      raise ValueError(f"{folder} was written by {facts['target']!r}, not by {job.target!r}: a head learns from its own "
+                       "target")
   target, _ = specjax.load(job.target)
-  layers = trainers.layers_of_eagle3(target.config.layers)
+  start = _start(job, target)
+  layers = getattr(start, "features", None) or trainers.layers_of_eagle3(target.config.layers)
   with tqdm.tqdm(desc="features", unit="token") as bar:
-    features.compute(target, job.corpus, layers, job.max_tokens, progress=bar)
-  data = batches.Data(folder=job.corpus, layers=layers, width=target.config.width, tokens=job.batch_tokens,
+    for name in job.corpora:
+      features.compute(target, name, layers, job.max_tokens, progress=bar)
+  data = batches.Data(folders=job.corpora, layers=layers, width=target.config.width, tokens=job.batch_tokens,
                       max_tokens=job.max_tokens, limit=job.limit)
-  start = heads.load_head(job.start, target=target) if job.start else None
+  if not data.held:
+    raise ValueError(f"{', '.join(job.corpora)}: every {data.held_out}th sequence of a file is held out, and no file "
+                     "has so many; write more sequences")
   trainer, covered = _trainer(job, target, data, start)
+  folder = _folder(job, data)
   steps = job.steps or max(round(job.epochs * data.epoch_steps()), 1)
   schedule = loop.Schedule(steps=steps, learning_rate=job.learning_rate)
-  evaluate_text, prompts = trainers.held_out(trainer), _prompts(data)
+  evaluate_text, prompts = trainers.held_out(trainer), _prompts(data, target.max_context - _NEW_TOKENS)
   print(f"{data.training_tokens} tokens, {steps} steps, draft ids hold {covered:.1%} of the tokens", flush=True)
 
   def evaluate(step, params):
@@ -96,22 +104,33 @@ def run(job: Job) -> dict:
     tokens, passes = (sum(int(np.sum(getattr(r.counters, name))) for r in counted) for name in ("output_tokens", "steps"))
     return evaluate_text(params) | {"tokens_per_step": tokens / max(passes, 1)}
 
-  with tqdm.tqdm(total=steps, desc=f"training {job.head}", unit="step", initial=len(loop.read_metrics(folder))) as bar:
+  with tqdm.tqdm(total=steps, desc=f"training {job.head}", unit="step") as bar:
     def report(row):
+      if not bar.n:
+        bar.initial = bar.n = row["step"]  # where a run goes on
       shown = {"loss": f"{row['loss']:.3f}", **{f"acc{i}": f"{row[f'accuracy_{i}']:.2f}" for i in range(3)
                                                 if f"accuracy_{i}" in row}}
       if "held_out/tokens_per_step" in row:
         bar.write(f"step {row['step'] + 1}: held-out text {row['held_out/expected_tokens']:.3f} expected, prompts "
                   f"{row['held_out/tokens_per_step']:.3f} tokens a step")
-        training_curves.draw(loop.read_metrics(folder), folder / "curves.png", job.head)
+        if row["step"] + 1 < steps:  # drawn once more at the end
+          training_curves.draw(loop.read_metrics(folder), folder / "curves.png", job.head)
       bar.set_postfix(shown)
       bar.update()
 
     params = loop.run(folder, trainer.params, trainer.loss, trainer.batch, schedule, arguments=trainer.arguments,
                       evaluate_every=job.evaluate_every, evaluate=evaluate, report=report)
-  heads.save_head(trainer.head(params), folder / "head", dialect=_LAYOUTS[job.head], dtype="bfloat16")
+  head = trainer.head(params)
+  if job.head == "medusa" and data.held:
+    ids = np.arange(target.config.num_tokens) if head.ids is None else np.asarray(head.ids)
+    head = trainers.with_accuracy(head, data, target, ids)
+  heads.save_head(head, folder / "head", dialect=_LAYOUTS[job.head], dtype="bfloat16")
   rows = loop.read_metrics(folder)
   training_curves.draw(rows, folder / "curves.png", job.head)
+  model_card.write(folder / "head", head=job.head, target=job.target, facts=_facts(job), corpora=known, rows=rows,
+                   counts={"training_tokens": data.training_tokens, "held_out": data.held_out, "covered": covered,
+                           "draft_vocab": job.draft_vocab or target.config.num_tokens, "prompts": len(prompts)},
+                   size=sum(file.stat().st_size for file in (folder / "head").glob("*.safetensors")))
   return rows[-1]
 
 
@@ -119,28 +138,59 @@ def _trainer(job, target, data, start):
   """The trainer, and the share of the corpus that the draft ids hold."""
   total = target.config.num_tokens
   size = min(job.draft_vocab or total, total)
-  ids, covered = vocabulary.frequent(job.corpus, size, total)
-  if start is not None and start.ids is not None:
-    ids = np.asarray(start.ids)
+  keep = () if start is None else range(total) if start.ids is None else np.asarray(start.ids).tolist()
+  ids, covered = vocabulary.frequent(job.corpora, len(keep) or size, total, keep=tuple(keep))
   common = dict(loss=job.loss, answers_only=job.answers_only)
   if job.head == "eagle3":
     return trainers.train_eagle3(target, data, ids, eagle3.Recipe(passes=job.passes, **common), job.seed, start), covered
   if job.head == "medusa":
     return trainers.train_medusa(target, data, ids, medusa.Recipe(**common), job.seed, heads=job.heads, start=start), covered
+  mask = vocabulary.unused(job.corpora, total) if start is None else start.config.mask_id
   return trainers.train_dflash(target, data, ids, dflash.Recipe(**common), job.seed, layers=job.head_layers,
-                               block=job.block, mask_id=vocabulary.unused(job.corpus, total), start=start), covered
+                               block=job.block, mask_id=mask, start=start), covered
 
 
-def _prompts(data):
-  """Prompts of held-out sequences, evenly spaced."""
-  places = [place for place in data.held if corpus.read(data.folder, place[0]).starts[place[1]] > 1]
-  chosen = places[::max(len(places) // _PROMPTS, 1)][:_PROMPTS]
-  found = []
-  for index, which, _ in chosen:
-    sequences = corpus.read(data.folder, index)
-    found.append(sequences[which][:sequences.starts[which]].tolist())
+def _start(job, target):
+  """The head to go on from, None without one. Raises ValueError for one of another kind or of other sizes."""
+  if not job.start:
+    return None
+  head = heads.load_head(job.start, target=target)
+  kind = {Eagle3Head: "eagle3", MedusaHead: "medusa", DFlashHead: "dflash"}[type(head)]
+  if kind != job.head:
+    raise ValueError(f"--start_from={job.start} is a head of the kind {kind}, and this is --head={job.head}")
+  own = {"medusa": lambda: {"heads": head.config.heads}, "eagle3": lambda: {},
+         "dflash": lambda: {"block": head.config.block, "head_layers": head.config.layers}}[kind]()
+  for name, size in own.items():
+    if getattr(job, name) != size:
+      raise ValueError(f"--{name}={getattr(job, name)}: the head of --start_from={job.start} has {size}")
+  if head.ids is None and head.config.draft_vocab != target.config.num_tokens:
+    raise ValueError(f"--start_from={job.start} has logits of {head.config.draft_vocab} ids, which fill up the "
+                     f"target's {target.config.num_tokens}: training goes on only from heads that name their ids")
+  return head
+
+
+def _folder(job, data):
+  """The run folder, with the facts of the run. Raises ValueError where a run began with other data."""
+  folder = pathlib.Path(job.outdir)
+  folder.mkdir(parents=True, exist_ok=True)
+  path, facts = folder / "config.json", _facts(job) | {"training_tokens": data.training_tokens}
+  known = json.loads(path.read_text()) if path.exists() else facts
+  if known.get("training_tokens") != facts["training_tokens"]:
+    raise ValueError(f"{folder} holds a run that began with {known.get('training_tokens')} tokens to train on, and the "
+                     f"corpus has {facts['training_tokens']} now: choose another folder")
+  corpus.write_whole(path, lambda file: file.write(json.dumps(facts, indent=1).encode()))
+  return folder
+
+
+def _prompts(data, most):
+  """Beginnings of held-out sequences, evenly spaced: the prompt, of plain text one half; `most` tokens at most."""
+  read, found = functools.cache(corpus.read), []
+  for folder, index, which, length in data.held[::max(len(data.held) // _PROMPTS, 1)][:_PROMPTS]:
+    sequences = read(folder, index)
+    found.append(sequences[which][:min(int(sequences.starts[which]) or length // 2, most)].tolist())
   return found
 
 
 def _facts(job):
-  return {key: value for key, value in dataclasses.asdict(job).items() if key not in ("outdir", "evaluate_every")}
+  kept = {key: value for key, value in dataclasses.asdict(job).items() if key not in ("outdir", "evaluate_every")}
+  return kept | {"corpora": [pathlib.Path(name).name for name in job.corpora]}

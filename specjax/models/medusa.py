@@ -17,12 +17,16 @@ from specjax.models import layers
 
 @dataclasses.dataclass(frozen=True)
 class MedusaConfig:
-  """Static facts: heads N, blocks of each, width E, vocab_size V, draft_vocab U."""
+  """Static facts: heads N, blocks of each, width E, vocab_size V, draft_vocab U.
+
+  `accuracy`, if it was measured, says by head and rank how often that head's choice of that rank was the target's token.
+  """
   heads: int
   blocks: int
   width: int
   vocab_size: int
   draft_vocab: int
+  accuracy: tuple[tuple[float, ...], ...] | None = None
 
 
 @struct.dataclass
@@ -36,7 +40,8 @@ class MedusaHead:
 
   def check(self, target) -> None:
     """Raises ValueError for a target that these heads were not made for."""
-    if (target.config.width, target.config.num_tokens) != (self.config.width, self.config.vocab_size):
+    # A published head may count rows of the vocabulary that only fill it up.
+    if target.config.width != self.config.width or target.config.num_tokens > self.config.vocab_size:
       raise ValueError(f"the heads are for a target of {self.config.vocab_size} token ids and width {self.config.width}, "
                        f"and this one has {target.config.num_tokens} and {target.config.width}")
 

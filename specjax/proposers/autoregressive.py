@@ -54,6 +54,29 @@ class Drawing:
                           top_p=fill(self.top_p, params.top_p))
 
 
+class Chained(base.Defaults):
+  """A mixin for proposers of chains of up to `num_tokens` tokens, taken as `drawing` says: two fields of theirs."""
+
+  def __post_init__(self):
+    """Raises ValueError for a number of tokens below 1, or drawing options that make no sense."""
+    if self.num_tokens < 1:
+      raise ValueError(f"num_tokens={self.num_tokens}: it must be 1 or more; for no drafts use the plain method")
+    if isinstance(self.drawing, Drawing):  # else put together from something else inside a transformation
+      self.drawing.check()
+
+  @property
+  def max_nodes(self) -> int:
+    return self.num_tokens + 1
+
+  @property
+  def max_depth(self) -> int:
+    return self.num_tokens
+
+  @property
+  def samples(self) -> bool:
+    return self.drawing.sampled
+
+
 @struct.dataclass
 class Chain:
   """Drafted tokens of a batch, and the model's state behind them."""

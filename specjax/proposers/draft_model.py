@@ -25,7 +25,7 @@ class State:
 
 
 @struct.dataclass
-class DraftModel(base.Defaults):
+class DraftModel(autoregressive.Chained):
   """Drafts up to `num_tokens` tokens with `model`, an instance of `models.base.Target` with the target's ids.
 
   Attributes:
@@ -43,24 +43,6 @@ class DraftModel(base.Defaults):
   num_tokens: int = struct.field(pytree_node=False, default=5)
   drawing: autoregressive.Drawing = autoregressive.Drawing()
   length: Any = length_lib.Fixed()
-
-  def __post_init__(self):
-    if self.num_tokens < 1:
-      raise ValueError(f"num_tokens={self.num_tokens}: it must be 1 or more; for no drafts use the plain method")
-    if isinstance(self.drawing, autoregressive.Drawing):
-      self.drawing.check()
-
-  @property
-  def max_nodes(self) -> int:
-    return self.num_tokens + 1
-
-  @property
-  def max_depth(self) -> int:
-    return self.num_tokens
-
-  @property
-  def samples(self) -> bool:
-    return self.drawing.sampled
 
   @property
   def draft_context(self) -> int:

@@ -34,7 +34,7 @@ class State:
 
 
 @struct.dataclass
-class Eagle3(base.Defaults):
+class Eagle3(autoregressive.Chained):
   """Drafts a chain of up to `num_tokens` tokens with `head`.
 
   Attributes:
@@ -50,24 +50,6 @@ class Eagle3(base.Defaults):
   num_tokens: int = struct.field(pytree_node=False, default=3)
   drawing: autoregressive.Drawing = autoregressive.Drawing()
   length: Any = length_lib.Fixed()
-
-  def __post_init__(self):
-    if self.num_tokens < 1:
-      raise ValueError(f"num_tokens={self.num_tokens}: it must be 1 or more; for no drafts use the plain method")
-    if isinstance(self.drawing, autoregressive.Drawing):
-      self.drawing.check()
-
-  @property
-  def max_nodes(self) -> int:
-    return self.num_tokens + 1
-
-  @property
-  def max_depth(self) -> int:
-    return self.num_tokens
-
-  @property
-  def samples(self) -> bool:
-    return self.drawing.sampled
 
   @property
   def features(self) -> tuple[int, ...]:

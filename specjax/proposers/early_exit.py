@@ -20,7 +20,7 @@ from specjax.proposers import length as length_lib
 
 
 @struct.dataclass
-class EarlyExit(base.Defaults):
+class EarlyExit(autoregressive.Chained):
   """Drafts up to `num_tokens` tokens with the target's layers 0 to `exit_layer` - 1, final norm and head.
 
   Attributes:
@@ -38,23 +38,9 @@ class EarlyExit(base.Defaults):
   length: Any = length_lib.Fixed()
 
   def __post_init__(self):
-    for name in ("exit_layer", "num_tokens"):
-      if getattr(self, name) < 1:
-        raise ValueError(f"{name}={getattr(self, name)}: it must be 1 or more")
-    if isinstance(self.drawing, autoregressive.Drawing):
-      self.drawing.check()
-
-  @property
-  def max_nodes(self) -> int:
-    return self.num_tokens + 1
-
-  @property
-  def max_depth(self) -> int:
-    return self.num_tokens
-
-  @property
-  def samples(self) -> bool:
-    return self.drawing.sampled
+    if self.exit_layer < 1:
+      raise ValueError(f"exit_layer={self.exit_layer}: it must be 1 or more")
+    super().__post_init__()
 
   def init(self, target, batch, capacity):
     """See `base.Proposer.init`: the rule's state."""

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from specjax import draft_laws
 from specjax import tree as tree_lib
-from specjax.proposers import base
+from specjax.proposers import several
 
 
 @struct.dataclass
@@ -25,7 +25,7 @@ class State:
 
 
 @struct.dataclass
-class Fallback(base.Defaults):
+class Fallback(several.Several):
   """Tries `proposers` in order; a tree has the sampled nodes and the law q of the one that drafted it.
 
   Raises:
@@ -35,42 +35,13 @@ class Fallback(base.Defaults):
   """
   proposers: tuple
 
-  def __post_init__(self):
-    if not isinstance(self.proposers, tuple):
-      return  # put together from something else inside a transformation
-    if len(self.proposers) < 2:
-      raise ValueError(f"proposers={self.proposers}: a fallback needs two or more")
-    for proposer in self.proposers:
-      if proposer.host:
-        raise ValueError(f"{type(proposer).__name__} drafts on the host and cannot be one of several; use it alone")
-
   @property
   def max_nodes(self) -> int:
     return max(p.max_nodes for p in self.proposers)
 
   @property
-  def max_depth(self) -> int:
-    return max(p.max_depth for p in self.proposers)
-
-  @property
-  def node_ids(self) -> int:
-    return max(p.node_ids for p in self.proposers)
-
-  @property
-  def features(self) -> tuple[int, ...]:
-    return tuple(sorted({layer for p in self.proposers for layer in p.features}))
-
-  @property
   def chains(self) -> bool:
     return all(p.chains for p in self.proposers)
-
-  @property
-  def samples(self) -> bool:
-    return any(p.samples for p in self.proposers)
-
-  @property
-  def draft_context(self) -> int | None:
-    return _least_context(self.proposers)
 
   def init(self, target, batch, capacity):
     """See `base.Proposer.init`."""
@@ -97,18 +68,10 @@ class Fallback(base.Defaults):
       if committed.path is not None:
         mine = state.owner == place
         seen = committed.replace(drafted=jnp.where(mine, committed.drafted, 0),
-                                 path=jnp.where(mine[:, None], committed.path, 0), node_ids=_first_ids(
+                                 path=jnp.where(mine[:, None], committed.path, 0), node_ids=several.first_ids(
                                      committed.node_ids, proposer.node_ids))
       states.append(proposer.observe(target, own, seen))
     return state.replace(states=tuple(states))
-
-  def remember(self, state, outputs):
-    """See `base.Proposer.remember`."""
-    return self.replace(proposers=tuple(p.remember(own, outputs) for p, own in zip(self.proposers, state.states)))
-
-  def forget(self):
-    """See `base.Proposer.forget`."""
-    return self.replace(proposers=tuple(p.forget() for p in self.proposers))
 
 
 def choose(trees: list[tree_lib.TokenTree], owner: jax.Array, width: int, vocabulary: int) -> tree_lib.TokenTree:
@@ -137,13 +100,3 @@ def choose(trees: list[tree_lib.TokenTree], owner: jax.Array, width: int, vocabu
   return tree_lib.TokenTree(tokens=pick([tree.tokens for tree in trees]), parents=pick([tree.parents for tree in trees]),
                             size=pick([tree.size for tree in trees]), sampled=sampled, q=q,
                             replacement=laws[0].replacement if laws else True)
-
-
-def _least_context(proposers):
-  limits = [p.draft_context for p in proposers if p.draft_context is not None]
-  return min(limits) if limits else None
-
-
-def _first_ids(node_ids, count):
-  """Of the ids that were computed for all, as many as one proposer reads."""
-  return None if node_ids is None or not count else node_ids[..., :count]

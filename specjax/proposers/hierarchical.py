@@ -61,7 +61,7 @@ class Collected:
 
 
 @struct.dataclass
-class Hierarchical(base.Defaults):
+class Hierarchical(autoregressive.Chained):
   """Drafts `num_tokens` tokens with `middle`, for which `small` drafts.
 
   Attributes:
@@ -80,24 +80,6 @@ class Hierarchical(base.Defaults):
   middle: Any
   num_tokens: int = struct.field(pytree_node=False, default=7)
   drawing: autoregressive.Drawing = autoregressive.Drawing()
-
-  def __post_init__(self):
-    if self.num_tokens < 1:
-      raise ValueError(f"num_tokens={self.num_tokens}: it must be 1 or more; for no drafts use the plain method")
-    if isinstance(self.drawing, autoregressive.Drawing):
-      self.drawing.check()
-
-  @property
-  def max_nodes(self) -> int:
-    return self.num_tokens + 1
-
-  @property
-  def max_depth(self) -> int:
-    return self.num_tokens
-
-  @property
-  def samples(self) -> bool:
-    return self.drawing.sampled
 
   @property
   def draft_context(self) -> int:
@@ -122,6 +104,9 @@ class Hierarchical(base.Defaults):
     if self.small.node_ids:
       raise ValueError(f"small={name} reads the verifier's most probable ids at every node, which are not handed on "
                        "inside a draft; use another small proposer")
+    if self.small.features:
+      raise ValueError(f"small={name} reads the target's features, and the middle model has others; use another small "
+                       "proposer")
     none = lambda: jnp.zeros((batch,), jnp.int32)
     return State(cache=self.middle.init_cache(batch, min(capacity, self.middle.max_context)),
                  held=self.middle.init_cache(batch, self.num_tokens),

@@ -23,7 +23,7 @@ from specjax.proposers import length as length_lib
 
 
 @struct.dataclass
-class LayerSkip(base.Defaults):
+class LayerSkip(autoregressive.Chained):
   """Drafts up to `num_tokens` tokens with all layers of the target but those `skipped`, its final norm and head.
 
   Attributes:
@@ -43,22 +43,7 @@ class LayerSkip(base.Defaults):
   def __post_init__(self):
     if not self.skipped or len(set(self.skipped)) < len(self.skipped):
       raise ValueError(f"skipped={self.skipped}: needed are one layer or more, each named once")
-    if self.num_tokens < 1:
-      raise ValueError(f"num_tokens={self.num_tokens}: it must be 1 or more; for no drafts use the plain method")
-    if isinstance(self.drawing, autoregressive.Drawing):
-      self.drawing.check()
-
-  @property
-  def max_nodes(self) -> int:
-    return self.num_tokens + 1
-
-  @property
-  def max_depth(self) -> int:
-    return self.num_tokens
-
-  @property
-  def samples(self) -> bool:
-    return self.drawing.sampled
+    super().__post_init__()
 
   def init(self, target, batch, capacity):
     """See `base.Proposer.init`: the rule's state."""

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from specjax import tree as tree_lib
 from specjax.proposers import base
+from specjax.proposers import several
 from specjax.proposers import slots
 
 
@@ -27,7 +28,7 @@ class State:
 
 
 @struct.dataclass
-class Mixture(base.Defaults):
+class Mixture(several.Several):
   """Drafts with all of `proposers` in every step.
 
   Attributes:
@@ -44,13 +45,9 @@ class Mixture(base.Defaults):
   node_budget: int | None = struct.field(pytree_node=False, default=None)
 
   def __post_init__(self):
+    super().__post_init__()
     if not isinstance(self.proposers, tuple):
       return  # put together from something else inside a transformation
-    if len(self.proposers) < 2:
-      raise ValueError(f"proposers={self.proposers}: a mixture needs two or more")
-    for proposer in self.proposers:
-      if proposer.host:
-        raise ValueError(f"{type(proposer).__name__} drafts on the host and cannot be one of several; use it alone")
     drawing = [p for p in self.proposers if p.samples]
     if len(drawing) > 1:
       raise ValueError(f"{' and '.join(type(p).__name__ for p in drawing)} both draw their tokens, and a node has one "
@@ -64,27 +61,6 @@ class Mixture(base.Defaults):
   def max_nodes(self) -> int:
     nodes = 1 + sum(p.max_nodes - 1 for p in self.proposers)
     return nodes if self.node_budget is None else min(nodes, self.node_budget)
-
-  @property
-  def max_depth(self) -> int:
-    return max(p.max_depth for p in self.proposers)
-
-  @property
-  def node_ids(self) -> int:
-    return max(p.node_ids for p in self.proposers)
-
-  @property
-  def features(self) -> tuple[int, ...]:
-    return tuple(sorted({layer for p in self.proposers for layer in p.features}))
-
-  @property
-  def samples(self) -> bool:
-    return any(p.samples for p in self.proposers)
-
-  @property
-  def draft_context(self) -> int | None:
-    limits = [p.draft_context for p in self.proposers if p.draft_context is not None]
-    return min(limits) if limits else None
 
   def init(self, target, batch, capacity):
     """See `base.Proposer.init`."""
@@ -104,14 +80,6 @@ class Mixture(base.Defaults):
     states = tuple(p.observe(target, own, committed if committed.path is None else own_part(committed, nodes, p))
                    for p, own, nodes in zip(self.proposers, state.states, state.nodes, strict=True))
     return state.replace(states=states)
-
-  def remember(self, state, outputs):
-    """See `base.Proposer.remember`."""
-    return self.replace(proposers=tuple(p.remember(own, outputs) for p, own in zip(self.proposers, state.states)))
-
-  def forget(self):
-    """See `base.Proposer.forget`."""
-    return self.replace(proposers=tuple(p.forget() for p in self.proposers))
 
   def _check(self, trees):
     names = [type(p).__name__ for p in self.proposers]

@@ -59,7 +59,7 @@ class State:
 
 
 @struct.dataclass
-class SharedTokens(base.Defaults):
+class SharedTokens(autoregressive.Chained):
   """Drafts up to `num_tokens` tokens with a model of another vocabulary. Make it with `shared_tokens`.
 
   Attributes:
@@ -81,24 +81,9 @@ class SharedTokens(base.Defaults):
   expansion: float = struct.field(pytree_node=False, default=1.5)
 
   def __post_init__(self):
-    if self.num_tokens < 1:
-      raise ValueError(f"num_tokens={self.num_tokens}: it must be 1 or more; for no drafts use the plain method")
     if not self.expansion > 0:
       raise ValueError(f"expansion={self.expansion}: it must be positive; 1.5 holds most texts")
-    if isinstance(self.drawing, autoregressive.Drawing):
-      self.drawing.check()
-
-  @property
-  def max_nodes(self) -> int:
-    return self.num_tokens + 1
-
-  @property
-  def max_depth(self) -> int:
-    return self.num_tokens
-
-  @property
-  def samples(self) -> bool:
-    return self.drawing.sampled
+    super().__post_init__()
 
   @property
   def draft_context(self) -> int:

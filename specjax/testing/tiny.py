@@ -7,6 +7,7 @@ Letters: E model width, L layers.
 """
 import string
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import tokenizers
@@ -16,6 +17,9 @@ from specjax.models.config import DecoderConfig
 from specjax.models.decoder import Decoder
 from specjax.models.weights import DecoderWeights
 from specjax.models.weights import LayerWeights
+from specjax.training import dflash as training_dflash
+from specjax.training import eagle3 as training_eagle3
+from specjax.training import medusa as training_medusa
 
 
 def decoder(layers=4, seed=0, scale=0.3, vocab=24, max_context=128) -> Decoder:
@@ -47,3 +51,26 @@ def pair() -> tuple[Decoder, Decoder, checkpoints.Tokenizer]:
   """A target, a draft model for it and the tokenizer of both: four layers and the first three of them."""
   target = decoder()
   return target, target.keep((0, 1, 2)), tokenizer()
+
+
+def eagle3(target: Decoder, ids: tuple[int, ...], seed: int = 0):
+  """An EAGLE-3 head for a target, made of its last layer and of noise: right now and then."""
+  return _noisy(training_eagle3.init(target, np.asarray(ids), (1, 2, target.config.layers), jax.random.key(seed)), seed)
+
+
+def medusa(target: Decoder, ids: tuple[int, ...], heads: int = 3, seed: int = 0):
+  """Medusa's heads for a target, of noise."""
+  return _noisy(training_medusa.init(target, np.asarray(ids), heads), seed)
+
+
+def dflash(target: Decoder, ids: tuple[int, ...], block: int = 4, seed: int = 0):
+  """A DFlash drafter for a target, made of its last layers and of noise."""
+  return _noisy(training_dflash.init(target, np.asarray(ids), (1, 2, target.config.layers), layers=2, block=block,
+                                     mask_id=target.config.num_tokens - 1, key=jax.random.key(seed)), seed)
+
+
+def _noisy(head, seed):
+  """Zeros and identities of a first head would hide mistakes."""
+  keys = iter(jax.random.split(jax.random.key(seed + 1), len(jax.tree.leaves(head))))
+  noise = lambda x: x + 0.1 * jax.random.normal(next(keys), x.shape) if jnp.issubdtype(x.dtype, jnp.floating) else x
+  return jax.tree.map(noise, head)

@@ -14,7 +14,7 @@ from specjax.training import features
 
 @struct.dataclass
 class Batch:
-  """Sequences of about one length. NumPy arrays until a jitted function takes them."""
+  """Sequences of about one length, filled up with rows of length 0. NumPy arrays until a jitted function takes them."""
   tokens: jax.Array    # i32[B, S]
   length: jax.Array    # i32[B]
   start: jax.Array     # i32[B]; tokens of the prompt
@@ -28,12 +28,12 @@ class Data:
   """Where batches come from.
 
   Attributes:
-    folder: of the corpus. layers: whose features. width: D.
+    folders: of the corpora. layers: whose features. width: D.
     tokens: of a batch, about. max_tokens: sequences are cut there.
     held_out: every `held_out`-th sequence is for evaluation only; 0 for none.
     limit: train on so many tokens, at most: for curves of acceptance against data.
   """
-  folder: str
+  folders: tuple[str, ...]
   layers: tuple[int, ...]
   width: int
   tokens: int = 2048
@@ -43,17 +43,20 @@ class Data:
 
   def __post_init__(self):
     places, held, used = [], [], 0
-    for index in corpus.indices(self.folder):
-      sequences = corpus.read(self.folder, index)
+    left = np.inf if self.limit is None else self.limit
+    for folder, index in ((folder, index) for folder in self.folders for index in corpus.indices(folder)):
+      sequences = corpus.read(folder, index)
       for which in range(len(sequences)):
         length = min(len(sequences[which]), self.max_tokens)
         if self.held_out and which % self.held_out == self.held_out - 1:
-          held.append((index, which, length))
-        elif self.limit is None or used < self.limit:
-          places.append((index, which, length))
-          used += length
+          held.append((folder, index, which, length))
+        elif length <= left:
+          places.append((folder, index, which, length))
+          used, left = used + length, left - length
+        else:
+          left = 0  # what comes behind the first that is too long is left out as well, however short
     if not places:
-      raise ValueError(f"{self.folder} has no sequences to train on")
+      raise ValueError(f"{', '.join(self.folders)}: there are no sequences to train on")
     for name, value in (("places", places), ("held", held), ("training_tokens", used), ("_files", {}), ("_plans", {})):
       object.__setattr__(self, name, value)
 
@@ -78,7 +81,7 @@ class Data:
     if (epoch, seed) not in self._plans:
       rng = np.random.default_rng((seed, epoch))
       order = rng.permutation(len(self.places))
-      groups = features.batches([self.places[i][2] for i in order], self.tokens)
+      groups = features.batches([self.places[i][-1] for i in order], self.tokens)
       groups = [([self.places[order[i]] for i in rows], size) for rows, size in groups]
       self._plans[epoch, seed] = [groups[i] for i in rng.permutation(len(groups))]
     return self._plans[epoch, seed]
@@ -87,15 +90,17 @@ class Data:
     total = len(self.layers) * self.width
     tokens, top = np.zeros((2, len(rows), size), np.int32)
     values = np.zeros((len(rows), size, total + self.width), np.float16)
-    starts = np.zeros(len(rows), np.int32)
-    for row, (index, which, length) in enumerate(rows):
-      if index not in self._files:
-        self._files[index] = (corpus.read(self.folder, index), features.read(self.folder, index, self.layers))
-      sequences, file = self._files[index]
+    starts, lengths = np.zeros((2, len(rows)), np.int32)
+    for row, (folder, index, which, length) in enumerate(rows):
+      if row and rows[row] == rows[row - 1]:
+        continue  # fills the batch up: empty, so that no sequence counts twice
+      if (folder, index) not in self._files:
+        self._files[folder, index] = (corpus.read(folder, index), features.read(folder, index, self.layers))
+      sequences, file = self._files[folder, index]
       begin = sequences.offsets[which]
       tokens[row, :length] = sequences[which][:length]
       top[row, :length] = file.top[begin:begin + length]
       values[row, :length] = file.values[begin:begin + length]
-      starts[row] = sequences.starts[which]
-    return Batch(tokens=tokens, length=np.asarray([length for *_, length in rows], np.int32), start=starts,
-                 features=values[..., :total], hidden=values[..., total:], top=top)
+      starts[row], lengths[row] = sequences.starts[which], length
+    return Batch(tokens=tokens, length=lengths, start=starts, features=values[..., :total], hidden=values[..., total:],
+                 top=top)

@@ -41,7 +41,7 @@ class Anchored:
 
 def anchored(batch: batches.Batch, count: int, rng: np.random.Generator, answers_only: bool) -> Anchored:
   """With `count` anchors a sequence, drawn where the token behind is one to learn; the first token is none."""
-  low = np.maximum(batch.start - 1 if answers_only else 1, 1)
+  low = np.maximum(batch.start - 1 if answers_only else np.zeros_like(batch.start), 1)
   high = np.maximum(batch.length - 1, low + 1)  # the last token has nothing behind it
   return Anchored(batch, rng.integers(low[:, None], high[:, None], (len(low), count)).astype(np.int32))
 
@@ -53,8 +53,14 @@ def init(target, ids: np.ndarray, features: tuple[int, ...], *, layers: int, blo
   Args:
     target: a `models.decoder.Decoder`. ids: i32[U], ascending. features: layers, the deepest last.
     mask_id: an id that texts do not hold.
+
+  Raises:
+    ValueError: the target has fewer layers.
   """
   c, w = target.config, target.weights
+  if layers > c.layers:
+    raise ValueError(f"a drafter of {layers} layers begins as the target's last ones, and it has {c.layers}: take "
+                     "fewer (--head_layers)")
   shape = draft_layer.LayerShape(width=c.width, heads=c.heads, kv_heads=c.kv_heads, head_width=c.head_width,
                                  mlp_width=c.mlp_width, norm_eps=c.norm_eps, rope_theta=c.rope_theta)
   config = dflash.DFlashConfig(shape=shape, layers=layers, features=features, block=block, mask_id=mask_id,

@@ -76,16 +76,11 @@ def frozen(target, ids: np.ndarray) -> Frozen:
   return Frozen(embedding=target.weights.embedding, head=shifts.head_rows(target, ids))
 
 
-def trainable(head: eagle3.Eagle3Head) -> eagle3.Eagle3Head:
-  """The head without its ids, which are no weights: what an optimizer holds."""
-  return head.replace(ids=None)
-
-
 def loss(params: eagle3.Eagle3Head, frozen: Frozen, ids: jax.Array, batch: batches.Batch, recipe: Recipe):
   """The loss of a batch and its metrics.
 
   Args:
-    params: of `trainable`. ids: i32[U], the target's ids of the draft ids.
+    params: the head; its own ids are not looked at. ids: i32[U], the target's ids of the draft ids.
 
   Returns:
     The loss, and a dictionary: "loss_i", and of drafts as a step would see them (argmax of every pass, whether or not

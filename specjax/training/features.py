@@ -1,7 +1,8 @@
 """What a target computes of a corpus, kept in float16 beside it: features are the dear part of training a head.
 
 For every token: the residual stream that enters some layers, the hidden state behind the final norm, and the target's
-most probable next id. Files appear whole or not at all; those that are there are not computed again.
+most probable next id. Files appear whole or not at all; those that are there are not computed again, unless sequences
+were cut shorter in them.
 
 Letters: B sequences of a batch, S tokens of each, L tokens of a file, D width of the target, F = layers * D.
 """
@@ -40,10 +41,9 @@ def compute(target, folder, layers: tuple[int, ...], max_tokens: int, *, progres
     progress: has `update(tokens)`.
   """
   for index in corpus.indices(folder):
-    place = path(folder, index, layers)
-    if place.exists() and _top(place).exists():
+    place, sequences = path(folder, index, layers), corpus.read(folder, index)
+    if place.exists() and _top(place).exists() and _reaches(place, sequences, max_tokens):
       continue
-    sequences = corpus.read(folder, index)
     values = np.zeros((len(sequences.tokens), (len(layers) + 1) * target.config.width), np.float16)
     top = np.zeros(len(sequences.tokens), np.int32)
     for rows, size in batches([min(len(sequences[i]), max_tokens) for i in range(len(sequences))], _TOKENS):
@@ -52,7 +52,7 @@ def compute(target, folder, layers: tuple[int, ...], max_tokens: int, *, progres
         ids = sequences[which][:size]
         tokens[row, :len(ids)] = ids
       got, best = jax.device_get(_forward(target, tokens, np.tril(np.ones((size, size), bool)), layers=layers))
-      for row, which in enumerate(rows):
+      for row, which in enumerate(dict.fromkeys(rows)):  # what fills the batch up stands at its end, again
         begin, count = sequences.offsets[which], min(len(sequences[which]), size)
         values[begin:begin + count], top[begin:begin + count] = got[row, :count], best[row, :count]
         if progress is not None:
@@ -82,6 +82,14 @@ def batches(lengths: list[int], tokens: int) -> list[tuple[list[int], int]]:
   for size, rows in waiting.items():
     found.append((rows + [rows[-1]] * (max(tokens // size, 1) - len(rows)), size))
   return found
+
+
+def _reaches(place, sequences, max_tokens):
+  """Whether a file was not cut before `max_tokens`: behind the cut stand zeros, which no hidden state is."""
+  lengths = np.diff(sequences.offsets)
+  longest = int(lengths.argmax())
+  last = int(sequences.offsets[longest]) + min(int(lengths[longest]), max_tokens) - 1
+  return bool(np.load(place, mmap_mode="r")[last].any())
 
 
 @functools.partial(jax.jit, static_argnames="layers")

@@ -15,6 +15,8 @@ import numpy as np
 import optax
 import orbax.checkpoint as orbax
 
+from specjax.training import corpus
+
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
@@ -27,8 +29,9 @@ class Schedule:
   b2: float = 0.95
 
   def optimizer(self) -> optax.GradientTransformation:
-    rate = optax.warmup_cosine_decay_schedule(0.0, self.learning_rate, min(self.warmup, max(self.steps // 10, 1)),
-                                              self.steps, self.learning_rate / 10)
+    warmup = min(self.warmup, max(self.steps // 10, 1))
+    rate = optax.warmup_cosine_decay_schedule(0.0, self.learning_rate, warmup, max(self.steps, warmup + 1),
+                                              self.learning_rate / 10)
     return optax.chain(optax.clip_by_global_norm(self.clip),
                        optax.adamw(rate, b1=0.9, b2=self.b2, weight_decay=self.weight_decay))
 
@@ -52,7 +55,7 @@ def run(folder, params: Any, loss: Callable, batch: Callable, schedule: Schedule
   folder = pathlib.Path(folder).resolve()
   folder.mkdir(parents=True, exist_ok=True)
   optimizer = schedule.optimizer()
-  state = {"params": params, "optimizer": optimizer.init(params), "step": np.int64(0)}
+  state = _state(params, optimizer.init(params), 0)
   manager = orbax.CheckpointManager(folder / "checkpoints", options=orbax.CheckpointManagerOptions(
       max_to_keep=2, enable_async_checkpointing=False))
   if manager.latest_step() is not None:
@@ -65,7 +68,7 @@ def run(folder, params: Any, loss: Callable, batch: Callable, schedule: Schedule
     (value, found), gradient = jax.value_and_grad(lambda p: loss(p, *arguments, batch), has_aux=True)(params)
     changes, moments = optimizer.update(gradient, moments, params)
     return optax.apply_updates(params, changes), moments, {
-        "loss": value, "gradient_norm": optax.global_norm(gradient), **found}
+        "loss": value, "gradient_norm": optax.tree.norm(gradient), **found}
 
   params, moments = state["params"], state["optimizer"]
   for step in range(int(state["step"]), schedule.steps):
@@ -73,9 +76,10 @@ def run(folder, params: Any, loss: Callable, batch: Callable, schedule: Schedule
     params, moments, found = update(params, moments, arguments, batch(step))
     row = {"step": step, **{name: float(x) for name, x in jax.device_get(found).items()},
            "seconds": time.perf_counter() - begin}
-    if not np.isfinite(row["loss"]):
-      raise ValueError(f"the loss of step {step} is {row['loss']}: lower --learning_rate, or look at the data; the last "
-                       f"checkpoint stays in {folder}")
+    broken = [name for name in ("loss", "gradient_norm") if not np.isfinite(row[name])]
+    if broken:  # before it is kept: weights behind such a gradient are not numbers
+      raise ValueError(f"the {broken[0]} of step {step} is {row[broken[0]]}: lower --learning_rate, or look at the "
+                       f"data; the last checkpoint stays in {folder}")
     last = step + 1 == schedule.steps
     if evaluate is not None and (last or evaluate_every and (step + 1) % evaluate_every == 0):
       row |= {f"held_out/{name}": value for name, value in evaluate(step + 1, params).items()}
@@ -83,17 +87,21 @@ def run(folder, params: Any, loss: Callable, batch: Callable, schedule: Schedule
     if report is not None:
       report(row)
     if last or (step + 1) % save_every == 0:
-      manager.save(step + 1, args=orbax.args.StandardSave({"params": params, "optimizer": moments,
-                                                          "step": np.int64(step + 1)}))
+      manager.save(step + 1, args=orbax.args.StandardSave(_state(params, moments, step + 1)))
   manager.wait_until_finished()
   manager.close()
   return params
 
 
 def read_metrics(folder) -> list[dict]:
-  """The rows of a run."""
+  """The rows of a run; a row that was being written when the run was killed is left out."""
   path = pathlib.Path(folder) / "metrics.jsonl"
-  return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+  return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+
+
+def _state(params, moments, step):
+  """What a checkpoint holds. A NumPy scalar in place of the array is written and never read again."""
+  return {"params": params, "optimizer": moments, "step": np.asarray(step)}
 
 
 class _Metrics:
@@ -101,7 +109,7 @@ class _Metrics:
 
   def __init__(self, path, step):
     rows = [row for row in read_metrics(path.parent) if row["step"] < step]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    corpus.write_whole(path, lambda file: file.write("".join(json.dumps(row) + "\n" for row in rows).encode()))
     self._path = path
 
   def add(self, row):

@@ -31,7 +31,8 @@ def total_variation(log_q: jax.Array, p: jax.Array) -> jax.Array:
 
 def likelihood(log_q: jax.Array, p: jax.Array) -> jax.Array:
   """-log sum min(p, q), the negative log of the acceptance rate (LK losses, "nla")."""
-  return -jnp.log(jnp.maximum(jnp.minimum(p, jnp.exp(log_q)).sum(-1), 1e-6))
+  # Added, not a floor: a drafter that is far off still gets a gradient.
+  return -jnp.log(jnp.minimum(p, jnp.exp(log_q)).sum(-1) + 1e-9)
 
 
 def cross_entropy(log_q: jax.Array, p: jax.Array) -> jax.Array:

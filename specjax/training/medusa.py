@@ -53,6 +53,21 @@ def loss(params: medusa.MedusaHead, rows: jax.Array, ids: jax.Array, batch: batc
   return total, metrics
 
 
+def rank_hits(params: medusa.MedusaHead, rows: jax.Array, ids: jax.Array, batch: batches.Batch, ranks: int):
+  """How often the choice of each rank is the target's token: hits and places, i32[N, K] and i32[N].
+
+  For `models.medusa.MedusaConfig.accuracy`, from which trees are made (Medusa's calibrated table).
+  """
+  hits, places = [], []
+  for i, logits in enumerate(head_logits(params, rows, batch)):
+    asked = shifts.asked(batch, 2 + i, True)
+    best = ids[jax.lax.top_k(logits, ranks)[1]]
+    same = (best == shifts.ahead(batch.top, 1 + i)[..., None]) & asked[..., None]
+    hits.append(same.sum((0, 1)))
+    places.append(asked.sum())
+  return jnp.stack(hits), jnp.stack(places)
+
+
 def head_logits(params: medusa.MedusaHead, rows: jax.Array, batch: batches.Batch) -> list[jax.Array]:
   """The logits f[B, S, U] of every head; entry t of head i is the i-th draft behind token t + 1."""
   hidden = batch.hidden.astype(jnp.float32)

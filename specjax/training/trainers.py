@@ -37,7 +37,10 @@ class Trainer:
 
 
 def layers_of_eagle3(layers: int) -> tuple[int, ...]:
-  """The layers that EAGLE-3's own heads read of a target of `layers`: those entered by hidden states 2, L / 2, L - 3."""
+  """The layers that EAGLE-3's own heads read of a target of `layers`: those entered by hidden states 2, L / 2, L - 3.
+  A target of fewer than 7 layers has no such three: its middle, what lies around it, and its end."""
+  if layers < 7:
+    return tuple(sorted({max(layers // 4, 1), max(layers // 2, 1), layers}))
   return (2, layers // 2, layers - 3)
 
 
@@ -45,10 +48,10 @@ def train_eagle3(target, data: batches.Data, ids: np.ndarray, recipe: eagle3.Rec
                  start: Any = None) -> Trainer:
   """An EAGLE-3 head; from `start`, another head of the same shape, if given."""
   head = start or eagle3.init(target, ids, data.layers, jax.random.key(seed))
-  return Trainer(params=eagle3.trainable(head), loss=functools.partial(eagle3.loss, recipe=recipe),
+  return Trainer(params=_trainable(head), loss=functools.partial(eagle3.loss, recipe=recipe),
                  arguments=(eagle3.frozen(target, ids), jnp.asarray(ids)),
                  batch=lambda step: data.batch(step, seed), evaluation=data.evaluation,
-                 head=lambda params: params.replace(ids=head.ids),
+                 head=functools.partial(_made_of, head),
                  proposer=lambda head: proposers.Eagle3(head=head, num_tokens=recipe.passes))
 
 
@@ -56,10 +59,10 @@ def train_medusa(target, data: batches.Data, ids: np.ndarray, recipe: medusa.Rec
                  blocks: int = 1, own_vocabulary: bool = False, start: Any = None) -> Trainer:
   """Medusa's heads; from `start` if given."""
   head = start or medusa.init(target, ids, heads, blocks=blocks, own_vocabulary=own_vocabulary)
-  return Trainer(params=head.replace(ids=None), loss=functools.partial(medusa.loss, recipe=recipe),
+  return Trainer(params=_trainable(head), loss=functools.partial(medusa.loss, recipe=recipe),
                  arguments=(shifts.head_rows(target, ids), jnp.asarray(ids)),
                  batch=lambda step: data.batch(step, seed), evaluation=data.evaluation,
-                 head=lambda params: params.replace(ids=head.ids),
+                 head=functools.partial(_made_of, head),
                  proposer=lambda head: proposers.Medusa(head=head, num_tokens=heads))
 
 
@@ -69,12 +72,22 @@ def train_dflash(target, data: batches.Data, ids: np.ndarray, recipe: dflash.Rec
   head = start or dflash.init(target, ids, data.layers, layers=layers, block=block, mask_id=mask_id,
                               key=jax.random.key(seed), causal=causal)
   drawn = lambda batch, *entropy: dflash.anchored(batch, anchors, np.random.default_rng(entropy), recipe.answers_only)
-  return Trainer(params=head.replace(ids=None), loss=functools.partial(dflash.loss, recipe=recipe),
+  return Trainer(params=_trainable(head), loss=functools.partial(dflash.loss, recipe=recipe),
                  arguments=(target.weights.embedding, shifts.head_rows(target, ids), jnp.asarray(ids)),
                  batch=lambda step: drawn(data.batch(step, seed), seed, step),
                  evaluation=lambda: [drawn(batch, seed, 0, i) for i, batch in enumerate(data.evaluation())],
-                 head=lambda params: params.replace(ids=head.ids),
+                 head=functools.partial(_made_of, head),
                  proposer=lambda head: proposers.DFlash(head=head, num_tokens=block - 1))
+
+
+def with_accuracy(head, data: batches.Data, target, ids: np.ndarray, ranks: int = 8):
+  """Medusa's heads with their table of accuracy by rank, from held-out text."""
+  count = jax.jit(functools.partial(medusa.rank_hits, ranks=min(ranks, len(ids))))
+  rows = shifts.head_rows(target, ids)
+  found = [jax.device_get(count(head, rows, jnp.asarray(ids), batch)) for batch in data.evaluation()]
+  hits, places = (np.sum([row[i] for row in found], axis=0) for i in range(2))
+  table = np.round(hits / np.maximum(places, 1)[:, None], 4)
+  return head.replace(config=dataclasses.replace(head.config, accuracy=tuple(tuple(row) for row in table.tolist())))
 
 
 def held_out(trainer: Trainer) -> Callable:
@@ -82,9 +95,28 @@ def held_out(trainer: Trainer) -> Callable:
   measure = jax.jit(lambda params, arguments, batch: trainer.loss(params, *arguments, batch)[1])
 
   def evaluate(params):
-    found = [jax.device_get(measure(params, trainer.arguments, batch)) for batch in trainer.evaluation()]
-    mean = {name: float(np.mean([row[name] for row in found])) for name in found[0]} if found else {}
-    shares = [value for name, value in mean.items() if name.startswith("share_")]
-    return mean | ({"expected_tokens": 1 + sum(shares)} if shares else {})
+    given = trainer.evaluation()
+    if not given:
+      return {}
+    found = [jax.device_get(measure(params, trainer.arguments, batch)) for batch in given]
+    weights = [max(_labels(batch), 1e-9) for batch in given]
+    mean = {name: float(np.average([row[name] for row in found], weights=weights)) for name in found[0]}
+    return mean | {"expected_tokens": 1 + sum(value for name, value in mean.items() if name.startswith("share_"))}
 
   return evaluate
+
+
+def _labels(batch):
+  """Tokens of answers: what a batch weighs among others."""
+  batch = batch.batch if isinstance(batch, dflash.Anchored) else batch
+  return int(np.maximum(batch.length - batch.start, 0).sum())
+
+
+def _trainable(head):
+  """What an optimizer holds: no ids, and float32 whatever the weights are, as small steps are lost on bfloat16."""
+  return jax.tree.map(lambda x: x.astype(jnp.float32), head.replace(ids=None))
+
+
+def _made_of(head, params):
+  """The head that `params` make, weights of the type that `head` has them in."""
+  return jax.tree.map(lambda x, like: x.astype(like.dtype), params, head.replace(ids=None)).replace(ids=head.ids)

@@ -8,8 +8,8 @@ import numpy as np
 from specjax.training import corpus
 
 
-def frequent(folder, size: int, vocab_size: int, *, keep: tuple[int, ...] = ()) -> tuple[np.ndarray, float]:
-  """The `size` most frequent ids among answers and plain text of a corpus.
+def frequent(folders, size: int, vocab_size: int, *, keep: tuple[int, ...] = ()) -> tuple[np.ndarray, float]:
+  """The `size` most frequent ids among answers and plain text of some corpora.
 
   Args:
     keep: ids that are taken whatever their count.
@@ -18,8 +18,7 @@ def frequent(folder, size: int, vocab_size: int, *, keep: tuple[int, ...] = ()) 
     i32[size], ascending, and the share of those tokens that they are.
   """
   counts = np.zeros(vocab_size, np.int64)
-  for index in corpus.indices(folder):
-    sequences = corpus.read(folder, index)
+  for sequences in (corpus.read(folder, index) for folder in folders for index in corpus.indices(folder)):
     for which in range(len(sequences)):
       counts += np.bincount(sequences[which][sequences.starts[which]:], minlength=vocab_size)
   order = counts.copy()
@@ -28,11 +27,12 @@ def frequent(folder, size: int, vocab_size: int, *, keep: tuple[int, ...] = ()) 
   return ids, float(counts[ids].sum() / max(counts.sum(), 1))
 
 
-def unused(folder, vocab_size: int) -> int:
-  """The first id that no sequence of a corpus holds: what stands for a token to be drafted. Raises ValueError if all occur."""
+def unused(folders, vocab_size: int) -> int:
+  """The first id that no sequence of some corpora holds: what stands for a token to be drafted. Raises ValueError if all occur."""
   seen = np.zeros(vocab_size, bool)
-  for index in corpus.indices(folder):
-    seen[corpus.read(folder, index).tokens] = True
+  for folder in folders:
+    for index in corpus.indices(folder):
+      seen[corpus.read(folder, index).tokens] = True
   if seen.all():
-    raise ValueError(f"{folder} holds every id of the vocabulary: none is left to stand for a token to be drafted")
+    raise ValueError(f"{', '.join(map(str, folders))}: here is every id of the vocabulary: none is left to stand for a token to be drafted")
   return int(np.argmin(seen))

@@ -18,9 +18,11 @@ ROOT = pathlib.Path(__file__).parents[2]
 TINY = "tests/fixtures/tiny_llama"
 
 _SERVER = """
-import json, os, runpy, signal, sys, tempfile, traceback
+import importlib, json, os, runpy, signal, sys, tempfile, traceback
 import experiments.harness.job, experiments.harness.speed, experiments.workloads
 found = []
+for name in sys.argv[1:]:
+  importlib.import_module(name)
 for argv, setup in json.load(sys.stdin):
   with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
     pid = os.fork()
@@ -86,12 +88,12 @@ def run(program: str, *args, env: dict) -> Ended:
   return Ended(done.returncode, done.stdout, done.stderr)
 
 
-def run_all(cases, *, env: dict) -> list[Ended]:
-  """Runs cases of (program, arguments, Python code to execute before), in order."""
+def run_all(cases, *, env: dict, imports=()) -> list[Ended]:
+  """Runs cases of (program, arguments, Python code to execute before), in order; most need the modules `imports`."""
   given = [[[f"experiments.{program}", *map(str, args)], setup] for program, args, setup in cases]
   # One thread: a process with several, such as those of OpenBLAS, should not fork.
-  done = subprocess.run([sys.executable, "-c", _SERVER], cwd=ROOT, env=env | {"OPENBLAS_NUM_THREADS": "1"}, check=False,
-                        input=json.dumps(given), capture_output=True, text=True, timeout=900)
+  done = subprocess.run([sys.executable, "-c", _SERVER, *imports], cwd=ROOT, env=env | {"OPENBLAS_NUM_THREADS": "1"},
+                        check=False, input=json.dumps(given), capture_output=True, text=True, timeout=900)
   assert not done.returncode, done.stderr
   return [Ended(*found) for found in json.loads(done.stdout)]
 

@@ -11,8 +11,11 @@ from safetensors import numpy as safetensors_numpy
 
 from experiments.harness import cli
 import programs
+import specjax
 from specjax import checkpoints
+from specjax.checkpoints import heads
 from specjax.proposers import retrieval
+from specjax.testing import tiny
 
 # Stands in for the job: prints what the program made of its flags, and ends.
 CAPTURE = """
@@ -63,6 +66,9 @@ FLAGS = {
     "suffix_min_score": ("0.5", lambda got: "min_score=0.5" in str(got["methods"].get("suffix"))),
     "suffix_store": ("64", lambda got: "Store(tokens=(64,)" in str(got["methods"].get("suffix"))),
     "datastore": ("{dir}/store.npz", lambda got: "suffix_array=(9,)" in str(got["methods"].get("retrieval"))),
+    "eagle3_head": ("{dir}/eagle3", lambda got: "Eagle3(head=Eagle3Head(" in str(got["methods"].get("eagle3"))),
+    "medusa_head": ("{dir}/medusa", lambda got: "Medusa(head=MedusaHead(" in str(got["methods"].get("medusa"))),
+    "dflash_head": ("{dir}/dflash", lambda got: "DFlash(head=DFlashHead(" in str(got["methods"].get("dflash"))),
     "draft": (programs.TINY, lambda got: "Decoder(" in str(got["methods"].get("draft_model"))),
     "draft_sampled": ("true", lambda got: "sampled=True" in str(got["methods"].get("early_exit"))),
     "draft_temperature": ("0.5", lambda got: "temperature=0.5" in str(got["methods"].get("early_exit"))),
@@ -119,6 +125,7 @@ WITH |= {"datastore": ["--methods=retrieval"], "skip_layers": ["--methods=layer_
 WITH |= {name: ["--methods=early_exit"] for name in ("draft_sampled", "draft_length", "exit_layer")}
 WITH |= {name: ["--methods=early_exit", "--draft_sampled=true"]
          for name in ("draft_temperature", "draft_top_k", "draft_top_p")}
+WITH |= {f"{name}_head": [f"--methods={name}"] for name in ("eagle3", "medusa", "dflash")}
 WITH["confidence_threshold"] = ["--methods=early_exit", "--draft_length=confidence"]
 WITH |= {name: ["--methods=dynamic_tree", f"--draft={programs.TINY}"] for name in ("tree_nodes", "tree_depth", "tree_beam")}
 WITH |= {name: ["--methods=draft_tree", f"--draft={programs.TINY}"] for name in ("tree_shape", "tree_children")}
@@ -167,6 +174,14 @@ BAD = {
     "exit above the target": (["--methods=early_exit", "--exit_layer=2"], ["early_exit", "exit_layer=2", "1 to 1"]),
     "datastore that is not there": (["--methods=retrieval", "--datastore={dir}/none.npz"], ["none.npz"]),
     "costs that are too few": (["--verify_costs=1,2", "--target=nope"], ["--verify_costs=1,2", "6 positive"]),
+    "head that does not come along": (["--methods=eagle3"], ["method eagle3", "--eagle3_head"]),
+    "head of another kind": (["--methods=medusa", "--medusa_head={dir}/dflash"], ["--medusa_head", "DFlashHead"]),
+    "head of another target": (["--methods=eagle3", "--eagle3_head={dir}/foreign_head"], ["foreign_head", "width"]),
+    "head that is not there": (["--methods=dflash", "--dflash_head={dir}/none"], ["none"]),
+    "tree and chain of a head": (["--methods=eagle3", "--eagle3_head={dir}/eagle3", "--tree_nodes=8", "--draft_tokens=3"],
+                                 ["--tree_nodes=8", "--draft_tokens=3"]),
+    "drawn tree of a head": (["--methods=eagle3", "--eagle3_head={dir}/eagle3", "--tree_nodes=8", "--draft_sampled"],
+                             ["--tree_nodes=8", "--draft_sampled"]),
     "target beside a pair": (["--pair=qwen2.5-coder"], ["--pair=qwen2.5-coder", "--target"]),
     "no method": (["--methods="], ["--methods", "plain, ngram"]),
     "method given twice": (["--methods=plain,plain"], ["--methods", "once"]),
@@ -288,6 +303,11 @@ def folder(tmp_path_factory):
   tokenizer = checkpoints.Tokenizer.from_folder(programs.ROOT / programs.TINY)
   text = retrieval.join([[5, 6, 7, 5], [6, 7, 5]])
   retrieval.save(path / "store.npz", text, retrieval.suffix_array(text), tokenizer)
+  target, _ = specjax.load(programs.ROOT / programs.TINY)
+  ids = tuple(range(20))
+  for name, head in (("eagle3", tiny.eagle3(target, ids)), ("medusa", tiny.medusa(target, ids)),
+                     ("dflash", tiny.dflash(target, ids)), ("foreign_head", tiny.eagle3(tiny.decoder(), ids))):
+    heads.save_head(head, path / name)
   for name in ("truncated", "foreign", "missing", "extra"):
     shutil.copytree(programs.ROOT / programs.TINY, path / name)
   weights = (path / "truncated" / "model.safetensors").read_bytes()

@@ -8,6 +8,7 @@ from experiments.harness import methods
 from experiments.harness import rules
 import programs
 from specjax import checkpoints
+from specjax.checkpoints import heads
 from specjax import testing
 from specjax import verifiers
 from specjax.testing import tiny
@@ -53,12 +54,34 @@ def test_every_method_is_built_and_every_flag_is_read_by_one(monkeypatch, tmp_pa
   from specjax.proposers import retrieval
   text = retrieval.join([[5, 6, 7, 5], [6, 7, 5]])
   retrieval.save(tmp_path / "store.npz", text, retrieval.suffix_array(text), tokenizer)
-  with flagsaver.flagsaver(draft="x", datastore=str(tmp_path / "store.npz")):
+  ids = tuple(range(20))
+  for name, head in (("eagle3", tiny.eagle3(target, ids)), ("medusa", tiny.medusa(target, ids)),
+                     ("dflash", tiny.dflash(target, ids))):
+    heads.save_head(head, tmp_path / name)
+  given = {f"{name}_head": str(tmp_path / name) for name in ("eagle3", "medusa", "dflash")}
+  with flagsaver.flagsaver(draft="x", datastore=str(tmp_path / "store.npz"), **given):
     built = methods.build_all(methods.check(["all"]), methods.Given(target, tokenizer, "tiny"))
   assert tuple(built) == methods.NAMES
   read = {flag.name for method in methods._METHODS.values() for flag in (*method.reads, method.needs, method.parts)
           if flag is not None}
   assert read == {flag.name for flag in method_options.ALL}
+
+
+def test_a_head_drafts_a_chain_or_a_tree(tmp_path):
+  target, _, tokenizer = tiny.pair()
+  given = methods.Given(target, tokenizer, "tiny")
+  for name, head in (("eagle3", tiny.eagle3(target, (0, 1, 2, 3, 4))), ("medusa", tiny.medusa(target, (0, 1, 2, 3, 4))),
+                     ("dflash", tiny.dflash(target, (0, 1, 2, 3, 4)))):
+    heads.save_head(head, tmp_path / name)
+    with flagsaver.flagsaver(**{f"{name}_head": str(tmp_path / name)}):
+      assert methods.build(name, given).chains
+      with flagsaver.flagsaver(tree_nodes=7):
+        tree = methods.build(name, given)
+      assert not tree.chains and tree.max_nodes == 7
+      with flagsaver.flagsaver(draft_tokens=2):
+        assert methods.build(name, given).max_nodes == 3
+    with pytest.raises(ValueError, match=f"--{name}_head is needed"):
+      methods.build(name, given)
 
 
 def test_tokenizers_of_one_family_are_the_same():

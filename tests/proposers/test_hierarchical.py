@@ -156,6 +156,7 @@ def _draft(target, middle, small):
 
 
 @pytest.mark.parametrize("trait,message", [({"node_ids": 2}, "reads the verifier's most probable ids at every node"),
+                                           ({"features": (1,)}, "reads the target's features"),
                                            ({"host": True}, "drafts on the host")])
 def test_what_a_small_proposer_may_not_be(trait, message):
   small = type("Kind", (proposers.NGram,), trait)()

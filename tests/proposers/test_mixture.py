@@ -159,7 +159,7 @@ def test_no_host_in_the_step():
 
 
 @pytest.mark.parametrize("make,message", [
-    (lambda: mixture.Mixture((proposers.Plain(),)), "a mixture needs two or more"),
+    (lambda: mixture.Mixture((proposers.Plain(),)), "two or more are needed"),
     (lambda: mixture.Mixture(PARTS, node_budget=5), "node_budget=5: allowed are 6 nodes or more"),
     (lambda: mixture.Mixture((proposers.NGram(num_tokens=1), testing.NoisySelf(parents=(0, 0, 0, 0))), node_budget=3),
      "node_budget=3: allowed are 4 nodes or more"),

@@ -4,7 +4,7 @@ Head i is a list of modules, `{i}.{b}` under `medusa_head.` in a whole model and
 residual blocks, which are one module used again and so hold the same tensors if all of them are stored, and behind them
 a matrix over the vocabulary. Published configurations say 2 heads where the file holds 5, so heads are counted in it.
 
-Ours: with `shares_target_head` in the configuration the heads have no such matrix and use the target's; and
+Ours: `rank_accuracy`, how often the choice of each rank of each head was right; with `shares_target_head` in the configuration the heads have no such matrix and use the target's; and
 `draft_vocab_size` with d2t and t2d, as in EAGLE-3, where they draft only some ids.
 """
 import re
@@ -51,7 +51,8 @@ def read(settings: settings_lib.Settings, tensors: tensors_lib.Tensors, target) 
         "vocabulary. If the heads were trained to use the target's, write \"shares_target_head\": true into "
         "config.json"))
   draft = settings.count("draft_vocab_size", vocab)
-  config = medusa.MedusaConfig(heads=count, blocks=blocks, width=width, vocab_size=vocab, draft_vocab=draft)
+  config = medusa.MedusaConfig(heads=count, blocks=blocks, width=width, vocab_size=vocab, draft_vocab=draft,
+                               accuracy=_accuracy(settings, count))
   modules = [_read_blocks(tensors, f"{prefix}{i}.", config) for i in range(count)]
   return medusa.MedusaHead(
       linear=tuple(linear for linear, _ in modules), bias=tuple(bias for _, bias in modules),
@@ -71,7 +72,23 @@ def write(head: medusa.MedusaHead, dialect: str) -> tuple[dict[str, Any], dict[s
       tensors[f"{i}.{config.blocks}.weight"] = head.vocabulary[i]
   return {"medusa_num_heads": config.heads, "medusa_num_layers": config.blocks, "hidden_size": config.width,
           "vocab_size": config.vocab_size, "draft_vocab_size": config.draft_vocab,
-          "shares_target_head": head.vocabulary is None}, tensors
+          "shares_target_head": head.vocabulary is None,
+          **({} if config.accuracy is None else {"rank_accuracy": [list(row) for row in config.accuracy]})}, tensors
+
+
+def _accuracy(settings, heads):
+  """The table of `models.medusa.MedusaConfig`, if the file has one."""
+  table = settings.get("rank_accuracy")
+  if table is None:
+    return None
+  try:
+    made = np.asarray(table, np.float64)
+    fits = made.ndim == 2 and len(made) == heads and made.min() >= 0 and made.sum(1).max() <= 1 + 1e-6
+  except (ValueError, TypeError):
+    fits = False
+  if not fits:
+    raise settings.error("rank_accuracy", f"{heads} lists of shares are required, one a head, each of a sum of 1 at most")
+  return tuple(tuple(float(x) for x in row) for row in table)
 
 
 def _rows(tensors, name, hint=""):

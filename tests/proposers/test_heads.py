@@ -1,0 +1,216 @@
+"""Learned heads: what they draft follows from the text alone, whatever happened on the way to it.
+
+The reference is the same head on a fresh start with the whole text as prompt, where every entry comes from the target's
+own features. A head that kept features of its own making, or keys of a rejected draft, or lost count of a row while it
+slept, drafts something else (vLLM 14649, SGLang 8726, EAGLE 90 and 250).
+"""
+import dataclasses
+import functools
+from typing import Any
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import decode
+from specjax import drivers
+from specjax import proposers
+from specjax import sampling
+from specjax import starting
+from specjax import static_trees
+from specjax import verifiers
+from specjax.proposers import base
+from specjax.testing import tiny
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+TARGET = tiny.decoder(vocab=24, max_context=256)
+IDS = tuple(i for i in range(24) if i % 5)  # some ids are never drafted
+EAGLE3, MEDUSA, DFLASH = tiny.eagle3(TARGET, IDS), tiny.medusa(TARGET, IDS), tiny.dflash(TARGET, IDS)
+DRAWN = proposers.Drawing(sampled=True)
+HEADS = {
+    "EAGLE-3": proposers.Eagle3(head=EAGLE3, num_tokens=3),
+    "EAGLE-3 tree": proposers.Eagle3Tree(head=EAGLE3, nodes=7, depth=3, beam=3),
+    "Medusa": proposers.Medusa(head=MEDUSA, num_tokens=3),
+    "Medusa tree": proposers.Medusa(head=MEDUSA, shape=static_trees.best_first((0.5, 0.2, 0.1), 7, 3)),
+    "DFlash": proposers.DFlash(head=DFLASH, num_tokens=3),
+    "DFlash tree": proposers.DFlash(head=DFLASH, num_tokens=3, nodes=7, beam=3),
+}
+PROMPTS = [[5, 1, 0, 7, 7, 3], [3, 9, 2, 11, 4, 4, 8, 1, 0, 6, 13, 22, 17], [14, 3]]
+NEW = 30
+
+
+@struct.dataclass
+class Sleepy(base.Defaults):
+  """Lets a proposer draft only in steps whose text length, in a cycle of `period`, is not below `asleep`."""
+  inner: Any
+  period: int = 1  # leaves: all histories are one program
+  asleep: int = 0
+
+  max_nodes = property(lambda self: self.inner.max_nodes)
+  max_depth = property(lambda self: self.inner.max_depth)
+  features = property(lambda self: self.inner.features)
+
+  def init(self, target, batch, capacity):
+    return self.inner.init(target, batch, capacity)
+
+  def propose(self, target, cache, state, context, keys):
+    awake = context.length % self.period >= self.asleep
+    return self.inner.propose(target, cache, state, context.replace(active=context.active & awake), keys)
+
+  def observe(self, target, state, committed):
+    return self.inner.observe(target, state, committed)
+
+
+def drafts_of(tree, row):
+  size = int(tree.size[row])
+  return tuple(np.asarray(tree.tokens[row, :size]).tolist()), tuple(np.asarray(tree.parents[row, :size]).tolist())
+
+
+def run(proposer, prompts, steps):
+  """Per row, drafts by text."""
+  state = drivers.start(TARGET, proposer, prompts, max_new_tokens=NEW)
+  found = [{} for _ in prompts]
+  for _ in range(steps):
+    tree, _ = starting.draft(TARGET, proposer, state)
+    for row, (length, active) in enumerate(zip(state.length.tolist(), state.active.tolist())):
+      if active:
+        found[row][tuple(np.asarray(state.tokens[row, :length]).tolist())] = drafts_of(tree, row)
+    state = drivers.advance(TARGET, proposer, state, np.int32(1), verifier=verifiers.Point())
+  return found
+
+
+@functools.cache
+def awake(name):
+  """The drafts of a whole run, and its texts."""
+  return run(Sleepy(inner=HEADS[name]), PROMPTS, 14)
+
+
+@functools.cache
+def plain():
+  return drivers.generate(TARGET, proposers.Plain(), PROMPTS, max_new_tokens=NEW).tokens
+
+
+def fresh(name, texts):
+  """What a head drafts behind texts that it has just been given, three at a time."""
+  found = []
+  for begin in range(0, len(texts), 3):
+    group = texts[begin:begin + 3]
+    group = group + [group[-1]] * (3 - len(group))
+    budget = [NEW + next(len(p) for p in PROMPTS if list(text[:len(p)]) == p) - len(text) for text in group]
+    state = drivers.start(TARGET, Sleepy(inner=HEADS[name]), [list(text) for text in group], max_new_tokens=budget)
+    tree, _ = starting.draft(TARGET, Sleepy(inner=HEADS[name]), state)
+    found += [drafts_of(tree, row) for row in range(3)]
+  return found[:len(texts)]
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("history", ["awake", "asleep now and then", "asleep long"])
+def test_drafts_follow_from_the_text_alone(name, history):
+  cycle = {"awake": None, "asleep now and then": (3, 1), "asleep long": (24, 20)}[history]
+  found = awake(name) if cycle is None else run(Sleepy(HEADS[name], *cycle), PROMPTS, 20)
+  drafts = {text: draft for row in found for text, draft in row.items() if len(draft[0]) > 1}
+  texts = sorted(drafts)[::2]  # half of them: every row, every stage
+  assert len(texts) > 3
+  for text, draft in zip(texts, fresh(name, texts)):
+    assert drafts[text] == draft, f"{len(text)} tokens"
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_the_text_is_the_targets_and_some_drafts_are_right(name):
+  result = drivers.generate(TARGET, Sleepy(inner=HEADS[name]), PROMPTS, max_new_tokens=NEW)
+  np.testing.assert_array_equal(result.tokens, plain())
+  assert 0 < result.counters.accepted_tokens.sum() < result.counters.drafted_tokens.sum()
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_only_ids_of_the_draft_vocabulary_are_drafted(name):
+  for row in awake(name):
+    for tokens, _ in row.values():
+      assert set(tokens[1:]) <= set(IDS)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_prompt_of_one_token_drafts_nothing_at_first(name):
+  """No features are known behind it: its only token is the pending one."""
+  proposer = Sleepy(inner=HEADS[name])
+  state = drivers.start(TARGET, proposer, [[5], PROMPTS[0], [3]], max_new_tokens=8)
+  assert (np.asarray(starting.draft(TARGET, proposer, state)[0].size) > 1).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("name", ["EAGLE-3", "DFlash"])
+def test_a_head_drafts_up_to_its_own_context_only(name):
+  """Positions that it was not made for (buun-llama-cpp 32: a drafter beyond its context collapses)."""
+  proposer = HEADS[name]
+  head = proposer.head.replace(config=dataclasses.replace(proposer.head.config, max_context=20))
+  proposer = proposer.replace(head=head)
+  result = drivers.generate(TARGET, proposer, PROMPTS, max_new_tokens=NEW)
+  np.testing.assert_array_equal(result.tokens, plain())
+  assert (result.counters.steps_beyond_draft_context > 0).all()
+  for row in run(proposer, PROMPTS, 12):
+    for text, draft in row.items():
+      assert len(text) < 20 or len(draft[0]) == 1
+
+
+def test_end_of_sequence_is_never_a_node_of_a_grown_tree():
+  everything = tuple(range(24))
+  for proposer in (proposers.Eagle3Tree(head=tiny.eagle3(TARGET, everything), nodes=16, depth=3, beam=4),
+                   proposers.DFlash(head=tiny.dflash(TARGET, everything), num_tokens=3, nodes=16, beam=4)):
+    state = drivers.start(TARGET, proposer, PROMPTS, max_new_tokens=NEW, eos_ids=[1, 2, 3, 4, 6])
+    tree, _ = starting.draft(TARGET, proposer, state)
+    assert not np.isin(np.asarray(tree.tokens)[:, 1:][np.asarray(tree.valid)[:, 1:]], [1, 2, 3, 4, 6]).any()
+
+
+def test_features_of_several_proposers_are_computed_once_and_each_reads_its_own():
+  other = tiny.dflash(TARGET, IDS, seed=3)
+  other = other.replace(config=dataclasses.replace(other.config, features=(0, 3, 4)))
+  both = proposers.Fallback((proposers.NGram(min_ngram=1, num_tokens=3), HEADS["EAGLE-3"], proposers.DFlash(
+      head=other, num_tokens=3)))
+  assert both.features == (0, 1, 2, 3, 4)
+  np.testing.assert_array_equal(drivers.generate(TARGET, both, PROMPTS, max_new_tokens=NEW).tokens, plain())
+
+
+@pytest.mark.parametrize("name, proposer", [
+    ("EAGLE-3", proposers.Eagle3(head=EAGLE3, num_tokens=3, drawing=DRAWN)),
+    ("Medusa", proposers.Medusa(head=MEDUSA, num_tokens=3, drawing=DRAWN)),
+    ("DFlash", proposers.DFlash(head=DFLASH, num_tokens=3, drawing=DRAWN))])
+def test_drawn_drafts_keep_the_law_that_they_were_drawn_from(name, proposer):
+  """A thousand rows of one text draw their first token: frequencies are those of q at the root (vLLM 40149)."""
+  del name
+  rows = 1000
+  state = drivers.start(TARGET, proposer, [PROMPTS[0]] * rows, sampling.SamplingParams(
+      temperature=1.3, top_k=9, seed=list(range(rows))), max_new_tokens=8, verifier=verifiers.Block())
+  tree, _ = starting.draft(TARGET, proposer, state)
+  q = np.asarray(jax.jit(lambda tree: tree.q.row(jnp.zeros((rows,), jnp.int32), 24))(tree))
+  np.testing.assert_allclose(q, q[:1].repeat(rows, 0), atol=1e-6)
+  assert (q[0] > 0).sum() <= 9 and abs(q[0].sum() - 1) < 1e-5
+  counts = np.bincount(np.asarray(tree.tokens)[:, 1], minlength=24)
+  expected = q[0] * rows
+  assert (counts[expected == 0] == 0).all()
+  kept = expected > 0
+  assert ((counts[kept] - expected[kept]) ** 2 / expected[kept]).sum() < 30  # 8 degrees of freedom: beyond .9997
+
+
+def test_trees_refuse_draws_and_depths_without_heads():
+  with pytest.raises(ValueError, match="number of heads"):
+    proposers.Medusa(head=MEDUSA, num_tokens=4)
+  with pytest.raises(ValueError, match="draws a chain"):
+    proposers.Medusa(head=MEDUSA, shape=static_trees.best_first((0.5, 0.2), 4, 2), drawing=DRAWN)
+  with pytest.raises(ValueError, match="places of the block"):
+    proposers.DFlash(head=DFLASH, num_tokens=4)
+  with pytest.raises(ValueError, match="draws a chain"):
+    proposers.DFlash(head=DFLASH, num_tokens=3, nodes=6, drawing=DRAWN)
+  with pytest.raises(ValueError, match="beam=0"):
+    proposers.Eagle3Tree(head=EAGLE3, beam=0)
+  for proposer in (HEADS["EAGLE-3"], HEADS["Medusa"], HEADS["DFlash"]):
+    with pytest.raises(ValueError, match="width"):
+      wide = TARGET.replace(config=dataclasses.replace(TARGET.config, width=32))
+      proposer.init(wide, 1, 64)
+
+
+def test_a_compiled_draft_of_a_head_never_leaves_the_device():
+  for proposer in HEADS.values():
+    state = drivers.start(TARGET, proposer, PROMPTS, max_new_tokens=NEW)
+    text = jax.jit(decode.draft).lower(TARGET, proposer, state).as_text()
+    assert not any(word in text for word in ("callback", "infeed", "outfeed", "send", "recv"))

@@ -1,0 +1,142 @@
+"""Batches: what is in them, that their order follows from the seed alone, and that nothing held out is trained on."""
+import collections
+import hashlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from specjax.training import batches
+from specjax.training import corpus
+from specjax.training import features
+
+LAYERS, WIDTH = (1, 3), 4
+FILES = {"a": (30, 21), "b": (17,)}  # sequences of each file of a folder
+
+# What another process makes of the same command.
+OTHER = """
+import sys
+from specjax.training import batches
+import test_batches
+print(test_batches.digest(test_batches.make(sys.argv[1:]), seed=5))
+"""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+  root, rng = tmp_path_factory.mktemp("corpora"), np.random.default_rng(0)
+  for name, files in FILES.items():
+    (root / name).mkdir()
+    for index, count in enumerate(files):
+      lengths = rng.integers(5, 200, count)
+      sequences = corpus.pack([(rng.integers(0, 99, n).tolist(), int(rng.integers(0, 5))) for n in lengths])
+      corpus.write(root / name, index, sequences)
+      total = len(sequences.tokens)
+      place = features.path(root / name, index, LAYERS)
+      np.save(place, rng.standard_normal((total, 3 * WIDTH)).astype(np.float16))
+      np.save(place.with_suffix(".top.npy"), rng.integers(0, 99, total).astype(np.int32))
+  return [str(root / name) for name in FILES]
+
+
+def make(folders, **changes):
+  given = dict(layers=LAYERS, width=WIDTH, tokens=512, max_tokens=160, held_out=10)
+  return batches.Data(folders=tuple(folders), **(given | changes))
+
+
+def digest(data, seed, steps=25):
+  """Of everything that the first batches hold."""
+  found = hashlib.sha256()
+  for step in range(steps):
+    batch = data.batch(step, seed)
+    for array in (batch.tokens, batch.length, batch.start, batch.features, batch.hidden, batch.top):
+      found.update(repr((array.dtype, array.shape)).encode() + np.ascontiguousarray(array).tobytes())
+  return found.hexdigest()
+
+
+def texts(batch):
+  """The rows that are no filler, as (tokens, start)."""
+  return [(tuple(batch.tokens[row, :length].tolist()), int(batch.start[row])) for row, length in enumerate(batch.length)
+          if length]
+
+
+def all_texts(folders, most=160):
+  """Of every file: what was written, cut."""
+  found = []
+  for folder in folders:
+    for index in corpus.indices(folder):
+      sequences = corpus.read(folder, index)
+      found.append([(tuple(sequences[i][:most].tolist()), int(sequences.starts[i])) for i in range(len(sequences))])
+  return found
+
+
+def test_a_step_is_the_same_batch_in_every_process(folders):
+  wanted = digest(make(folders), seed=5)
+  assert digest(make(folders), seed=5) == wanted
+  data = make(folders)
+  late = [data.batch(step, 5) for step in (24, 3, 11)]  # a run that goes on asks for a late one first
+  assert texts(late[1]) == texts(make(folders).batch(3, 5)) and digest(data, seed=5) == wanted
+  assert digest(data, seed=6) != wanted
+  done = subprocess.run([sys.executable, "-c", OTHER, *folders], capture_output=True, text=True, check=True, env={
+      "PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": "77", "JAX_PLATFORMS": "cpu"})
+  assert done.stdout.strip() == wanted
+
+
+def test_every_sequence_occurs_once_an_epoch_and_epochs_differ(folders):
+  data = make(folders)
+  count = data.epoch_steps()
+  epochs = [[texts(data.batch(epoch * count + step, 1)) for step in range(count)] for epoch in range(3)]
+  wanted = sorted(text for texts in all_texts(folders) for i, text in enumerate(texts) if i % 10 != 9)
+  for epoch in epochs:
+    assert sorted(text for batch in epoch for text in batch) == wanted
+  assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+  groups = [{frozenset(batch) for batch in epoch} for epoch in epochs]
+  assert len(groups[0] & groups[1]) < count / 2  # not the same batches in another order
+
+
+def test_held_out_sequences_are_never_trained_on(folders):
+  data = make(folders)
+  held = sorted(text for batch in data.evaluation() for text in texts(batch))
+  assert held == sorted(text for texts in all_texts(folders) for i, text in enumerate(texts) if i % 10 == 9)
+  seen = {text for step in range(3 * data.epoch_steps()) for text in texts(data.batch(step, 0))}
+  assert held and not seen & set(held)
+  assert sum(len(tokens) for tokens, _ in seen) == data.training_tokens
+  assert not make(folders, held_out=0).evaluation()
+
+
+def test_a_limit_holds_and_changes_nothing_of_what_is_held_out(folders):
+  whole, few = make(folders), make(folders, limit=1000)
+  seen = {text for step in range(few.epoch_steps()) for text in texts(few.batch(step, 0))}
+  assert 1000 - 160 < few.training_tokens <= 1000 and few.training_tokens == sum(len(tokens) for tokens, _ in seen)
+  first = [text for i, text in enumerate(all_texts(folders)[0]) if i % 10 != 9]
+  assert seen == set(first[:len(seen)])  # the first ones, not those that happen to fit
+  assert few.held == whole.held
+  assert make(folders, limit=10**9).training_tokens == whole.training_tokens
+  with pytest.raises(ValueError, match="no sequences to train on"):
+    make(folders, limit=4)
+
+
+def test_a_row_holds_its_own_features(folders):
+  data, known = make(folders), {}
+  for folder in folders:
+    for index in corpus.indices(folder):
+      sequences, file = corpus.read(folder, index), features.read(folder, index, LAYERS)
+      for i in range(len(sequences)):
+        begin = sequences.offsets[i]
+        known[tuple(sequences[i][:160].tolist())] = (file.values[begin:begin + 160], file.top[begin:begin + 160])
+  for step in range(data.epoch_steps()):
+    batch = data.batch(step, 0)
+    for row, length in enumerate(batch.length):
+      if not length:
+        continue
+      values, top = known[tuple(batch.tokens[row, :length].tolist())]
+      np.testing.assert_array_equal(batch.features[row, :length], values[:length, :2 * WIDTH])
+      np.testing.assert_array_equal(batch.hidden[row, :length], values[:length, 2 * WIDTH:])
+      np.testing.assert_array_equal(batch.top[row, :length], top[:length])
+      assert not batch.features[row, length:].any() and not batch.tokens[row, length:].any()
+
+
+def test_batches_have_few_shapes(folders):
+  data = make(folders)
+  shapes = collections.Counter(data.batch(step, 0).tokens.shape for step in range(data.epoch_steps()))
+  assert set(shapes) == {(8, 64), (4, 128), (2, 192)} and sum(shapes.values()) == data.epoch_steps()

@@ -1,0 +1,319 @@
+"""Losses of every head against a plain transcription of the published rules, place by place in NumPy.
+
+EAGLE-3: SafeAILab's traineagle3 and SpecForge. Tokens, laws and loss mask move one place to the left in each pass, the
+position goes up by one, and an entry sees the first pass causally and later passes at its own place. Medusa: head i is
+asked for token t + 2 + i. DFlash: blocks behind random anchors, in both directions. Each published mistake that halved
+acceptance in silence is a change to the transcription that must not agree.
+
+Letters: B sequences, S entries, E width, F feature width, U draft ids, V vocabulary, C head width.
+"""
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from specjax.models import dflash as dflash_model
+from specjax.models import draft_layer
+from specjax.models import eagle3 as eagle3_model
+from specjax.models import medusa as medusa_model
+from specjax.training import batches
+from specjax.training import dflash
+from specjax.training import eagle3
+from specjax.training import medusa
+from specjax.training import shifts
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+V, WIDTH, SIZE = 20, 8, 14
+IDS = np.array([0, 1, 3, 4, 5, 7, 8, 10, 11, 13, 14, 15, 17, 18], np.int32)
+SHAPE = draft_layer.LayerShape(width=WIDTH, heads=4, kv_heads=2, head_width=4, mlp_width=12, norm_eps=1e-5,
+                               rope_theta=100.0)
+PASSES, HEADS, BLOCK, MASK_ID, GAMMA = 3, 3, 4, 19, 2.5
+RNG = np.random.default_rng(0)
+
+
+def some(*shape, size=0.5):
+  return (size * RNG.standard_normal(shape)).astype(np.float32)
+
+
+def norm(width=WIDTH):
+  return 1 + some(width, size=0.3)
+
+
+def layer(width, per_head):
+  c, rows = SHAPE, (SHAPE.heads + 2 * SHAPE.kv_heads) * SHAPE.head_width
+  return draft_layer.DraftLayer(
+      qkv=some(rows, width), attention_out=some(WIDTH, c.heads * c.head_width), mlp_norm=norm(),
+      gate_up=some(2 * c.mlp_width, WIDTH), down=some(WIDTH, c.mlp_width),
+      query_norm=norm(c.head_width) if per_head else None, key_norm=norm(c.head_width) if per_head else None)
+
+
+EMBEDDING, HEAD = some(V, WIDTH, size=1.0), some(V, WIDTH, size=1.0)
+EAGLE3 = eagle3_model.Eagle3Head(
+    fuse=some(WIDTH, 2 * WIDTH), token_norm=norm(), feature_norm=norm(), layer=layer(2 * WIDTH, False), norm=norm(),
+    head=some(len(IDS), WIDTH), ids=None, config=eagle3_model.Eagle3Config(
+        shape=SHAPE, target_width=WIDTH, features=(1, 2), vocab_size=V, draft_vocab=len(IDS), max_context=64))
+MEDUSA = medusa_model.MedusaHead(
+    linear=tuple(some(WIDTH, WIDTH) for _ in range(HEADS)), bias=tuple(some(WIDTH) for _ in range(HEADS)),
+    vocabulary=None, ids=None, config=medusa_model.MedusaConfig(heads=HEADS, blocks=2, width=WIDTH, vocab_size=V,
+                                                                draft_vocab=len(IDS)))
+DFLASH = dflash_model.DFlashHead(
+    fuse=some(WIDTH, 2 * WIDTH), fused_norm=norm(), layers=(layer(WIDTH, True), layer(WIDTH, True)),
+    input_norms=(norm(), norm()), norm=norm(), ids=None, config=dflash_model.DFlashConfig(
+        shape=SHAPE, layers=2, features=(1, 2), block=BLOCK, mask_id=MASK_ID, vocab_size=V, draft_vocab=len(IDS),
+        max_context=64))
+
+
+def make_batch():
+  """Two texts of different lengths, one of them plain, and an empty row that fills the batch up."""
+  hidden = some(3, SIZE, WIDTH, size=1.0).astype(np.float16)
+  return batches.Batch(
+      tokens=RNG.integers(0, V, (3, SIZE)).astype(np.int32), length=np.array([12, 9, 0], np.int32),
+      start=np.array([4, 0, 0], np.int32), features=some(3, SIZE, 2 * WIDTH, size=1.0).astype(np.float16),
+      hidden=hidden, top=np.argmax(hidden.astype(np.float32) @ HEAD.T, -1).astype(np.int32))
+
+
+BATCH = make_batch()
+ANCHORS = np.array([[1, 2, 3, 5, 6, 8, 9, 10], [1, 2, 3, 4, 5, 6, 7, 7], [1] * 8], np.int32)
+
+
+# --- the arithmetic of a layer, one vector at a time ------------------------------------------------------------------
+
+
+def softmax(x):
+  share = np.exp(x - x.max(-1, keepdims=True))
+  return share / share.sum(-1, keepdims=True)
+
+
+def silu(x):
+  return x / (1 + np.exp(-x))
+
+
+def rms(x, weight):
+  return x / np.sqrt((x * x).mean(-1, keepdims=True) + SHAPE.norm_eps) * weight
+
+
+def rotated(x, position):
+  """Of f[heads, C]: component i turns with component i + C / 2."""
+  half = x.shape[-1] // 2
+  angle = position * SHAPE.rope_theta ** (-np.arange(half) / half)
+  a, b = x[:, :half], x[:, half:]
+  return np.concatenate([a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)], -1)
+
+
+def query_of(w, x, position):
+  q = (w.qkv[:SHAPE.heads * SHAPE.head_width] @ x).reshape(SHAPE.heads, -1)
+  return rotated(q if w.query_norm is None else rms(q, w.query_norm), position)
+
+
+def key_and_value_of(w, x, position):
+  k, v = (w.qkv[SHAPE.heads * SHAPE.head_width:] @ x).reshape(2, SHAPE.kv_heads, -1)
+  return rotated(k if w.key_norm is None else rms(k, w.key_norm), position), v
+
+
+def attended(w, query, seen):
+  """Of one entry over a list of keys and values, behind the output matrix."""
+  out = []
+  for head in range(SHAPE.heads):
+    shared = head // (SHAPE.heads // SHAPE.kv_heads)
+    weights = softmax(np.array([query[head] @ k[shared] for k, _ in seen]) / np.sqrt(SHAPE.head_width))
+    out.append(sum(weight * v[shared] for weight, (_, v) in zip(weights, seen)))
+  return w.attention_out @ np.concatenate(out)
+
+
+def with_mlp(w, x):
+  gate, up = np.split(w.gate_up @ rms(x, w.mlp_norm), 2)
+  return x + w.down @ (silu(gate) * up)
+
+
+def left(x):
+  """One place to the left along a sequence, zeros behind."""
+  return np.concatenate([x[1:], np.zeros_like(x[:1])])
+
+
+def masked_mean(values, mask):
+  values, mask = np.concatenate(values), np.concatenate(mask)
+  return values[mask].mean() if mask.any() else 0.0
+
+
+def texts():
+  for row in range(len(BATCH.length)):
+    place = np.arange(SIZE)
+    yield (BATCH.tokens[row], BATCH.features[row].astype(np.float64), BATCH.hidden[row].astype(np.float64) @ HEAD.T,
+           (place < BATCH.length[row]) & (place >= BATCH.start[row]))
+
+
+# --- the published rules ----------------------------------------------------------------------------------------------
+
+
+def eagle3_rule(wrong=None):
+  """Loss of the training-time test; `wrong` names a published mistake."""
+  losses, masks = [[] for _ in range(PASSES)], [[] for _ in range(PASSES)]
+  to_draft = np.isin(np.arange(V), IDS)
+  w = EAGLE3.layer
+  for tokens, features, target, loss_mask in texts():
+    ids, hidden = left(tokens), features @ EAGLE3.fuse.T
+    if wrong != "label offset":
+      target = left(target)
+    if wrong != "mask not shifted":
+      loss_mask = left(left(loss_mask))
+    cache = []
+    for i in range(PASSES):
+      positions = np.arange(SIZE) + (0 if wrong == "positions stand still" else i)
+      into = np.concatenate([rms(EMBEDDING[ids], EAGLE3.token_norm), rms(hidden, EAGLE3.feature_norm)], -1)
+      cache.append([key_and_value_of(w, into[t], positions[t]) for t in range(SIZE)])
+      out = []
+      for t in range(SIZE):
+        if wrong == "later passes see each other":
+          seen = [entry for entries in cache for entry in entries[:t + 1]]
+        else:
+          seen = cache[0][:t + 1] + [entries[t] for entries in cache[1:]]
+        out.append(with_mlp(w, hidden[t] + attended(w, query_of(w, into[t], positions[t]), seen)))
+      hidden = np.array(out)
+      log_q = np.log(softmax(rms(hidden, EAGLE3.norm) @ EAGLE3.head.T))
+      losses[i].append(-(softmax(target[:, to_draft]) * log_q).sum(-1))
+      masks[i].append(loss_mask & to_draft[target.argmax(-1)])
+      for _ in range(2 if wrong == "double shift" else 1):
+        ids, target = left(ids), left(target)
+      if wrong != "mask not shifted":
+        loss_mask = left(loss_mask)
+  return sum(0.8 ** i * masked_mean(losses[i], masks[i]) for i in range(PASSES))
+
+
+def medusa_rule(wrong=None):
+  """Loss of the heads: head i against the law behind token t + 1 + i."""
+  total, to_draft = 0.0, np.isin(np.arange(V), IDS)
+  for i in range(HEADS):
+    losses, masks = [], []
+    for row, (_, _, target, loss_mask) in enumerate(texts()):
+      ahead = {"label offset": i, "double shift": 1 + 2 * i}.get(wrong, 1 + i)
+      for _ in range(ahead):
+        target = left(target)
+      for _ in range(0 if wrong == "mask not shifted" else 2 + i):
+        loss_mask = left(loss_mask)
+      x = BATCH.hidden[row].astype(np.float64)
+      for _ in range(MEDUSA.config.blocks):
+        x = x + silu(x @ MEDUSA.linear[i].T + MEDUSA.bias[i])
+      losses.append(-(softmax(target[:, to_draft]) * np.log(softmax(x @ HEAD[IDS].T))).sum(-1))
+      masks.append(loss_mask & to_draft[target.argmax(-1)])
+    total += 0.8 ** i * masked_mean(losses, masks)
+  return total
+
+
+def dflash_rule(wrong=None):
+  """Loss of blocks: place j of a block against the law behind the token before it, weighed by exp(-(j - 1) / gamma)."""
+  losses, masks = [[] for _ in range(BLOCK)], [[] for _ in range(BLOCK)]
+  to_draft = np.isin(np.arange(V), IDS)
+  for row, (tokens, features, target, loss_mask) in enumerate(texts()):
+    fused = rms(features @ DFLASH.fuse.T, DFLASH.fused_norm)
+    for anchor in ANCHORS[row]:
+      x = EMBEDDING[[tokens[anchor]] + [MASK_ID] * (BLOCK - 1)].astype(np.float64)
+      behind = anchor + {"block sees its anchor's features": 1, "block sees its answers": BLOCK}.get(wrong, 0)
+      for w, input_norm in zip(DFLASH.layers, DFLASH.input_norms):
+        text = [key_and_value_of(w, fused[t], t) for t in range(min(behind, SIZE))]
+        into = rms(x, input_norm)
+        block = [key_and_value_of(w, into[j], anchor + j) for j in range(BLOCK)]
+        x = np.array([with_mlp(w, x[j] + attended(
+            w, query_of(w, into[j], anchor + j), text + (block[:j + 1] if wrong == "block is causal" else block)))
+                      for j in range(BLOCK)])
+      log_q = np.log(softmax(rms(x, DFLASH.norm) @ HEAD[IDS].T))
+      for j in range(1, BLOCK):
+        behind = anchor + j if wrong == "label offset" else anchor + j - 1
+        asked = anchor if wrong == "mask not shifted" else anchor + j
+        p = target[min(behind, SIZE - 1)]
+        losses[j].append([-(softmax(p[to_draft]) * log_q[j]).sum()])
+        masks[j].append([asked < SIZE and loss_mask[asked] and to_draft[p.argmax()]])
+  weights = np.array([np.exp(-(j - 1) / GAMMA) for j in range(1, BLOCK)])
+  return (weights * [masked_mean(losses[j], masks[j]) for j in range(1, BLOCK)]).sum() / weights.sum()
+
+
+# --- the tests --------------------------------------------------------------------------------------------------------
+
+
+RULES = {"eagle3": eagle3_rule, "medusa": medusa_rule, "dflash": dflash_rule}
+LOSSES = {"eagle3": jax.jit(functools.partial(eagle3.loss, recipe=eagle3.Recipe(passes=PASSES))),
+          "medusa": jax.jit(functools.partial(medusa.loss, recipe=medusa.Recipe())),
+          "dflash": jax.jit(functools.partial(dflash.loss, recipe=dflash.Recipe(gamma=GAMMA)))}
+GIVEN = {"eagle3": (EAGLE3, eagle3.Frozen(embedding=EMBEDDING, head=HEAD[IDS]), IDS),
+         "medusa": (MEDUSA, HEAD[IDS], IDS), "dflash": (DFLASH, EMBEDDING, HEAD[IDS], IDS)}
+
+
+def trained(kind, batch=BATCH, anchors=ANCHORS):
+  """Loss and metrics as training computes them."""
+  return jax.device_get(LOSSES[kind](*GIVEN[kind], dflash.Anchored(batch, anchors) if kind == "dflash" else batch))
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_the_loss_is_that_of_the_published_rule(kind):
+  np.testing.assert_allclose(trained(kind)[0], RULES[kind](), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind,wrong", [
+    # Acceptance length 1.62 instead of 1.67 (SpecForge 424), and 1.66 instead of 1.93 (448).
+    ("eagle3", "positions stand still"), ("eagle3", "double shift"),
+    # A mask that stays where it was counts prompts and leaves answers out (SpecForge 885, EAGLE 325).
+    ("eagle3", "mask not shifted"), ("medusa", "mask not shifted"), ("dflash", "mask not shifted"),
+    # Trains well and drafts nothing right (SpecForge 473).
+    ("eagle3", "label offset"), ("medusa", "label offset"), ("dflash", "label offset"),
+    # A block must see itself in both directions and nothing of its answers (SpecForge 427 and 455).
+    ("dflash", "block is causal"), ("dflash", "block sees its answers"), ("dflash", "block sees its anchor's features"),
+    ("eagle3", "later passes see each other"), ("medusa", "double shift")])
+def test_a_published_mistake_gives_another_loss(kind, wrong):
+  assert abs(RULES[kind](wrong) - RULES[kind]()) > 1e-3
+  assert abs(RULES[kind](wrong) - trained(kind)[0]) > 1e-3
+
+
+def test_a_causal_drafter_is_trained_with_a_causal_block():
+  causal = DFLASH.replace(config=dataclasses.replace(DFLASH.config, causal=True))
+  found = LOSSES["dflash"](causal, *GIVEN["dflash"][1:], dflash.Anchored(BATCH, ANCHORS))[0]
+  np.testing.assert_allclose(found, dflash_rule("block is causal"), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_what_stands_behind_a_text_changes_nothing(kind):
+  """Rows of a batch are padded to one length, and the batch is filled up with empty rows."""
+  place = np.arange(SIZE) >= BATCH.length[:, None]
+  other = BATCH.replace(
+      tokens=np.where(place, 5, BATCH.tokens), top=np.where(place, 7, BATCH.top),
+      features=np.where(place[..., None], np.float16(9), BATCH.features),
+      hidden=np.where(place[..., None], np.float16(-3), BATCH.hidden))
+  jax.tree.map(np.testing.assert_array_equal, trained(kind, other), trained(kind))
+
+
+def test_metrics_are_those_of_a_chain():
+  """accuracy_i counts where all before it were right, share_i of all chains; both over places that are asked for."""
+  track, found = shifts.Track(), {}
+  asked = np.array([[True, True, True, True, False]])
+  hits = np.array([[True, True, False, True, True], [True, False, True, True, True], [True, True, True, False, True]])
+  for depth, reached in enumerate([asked, asked, asked & (np.arange(5) < 3)]):
+    found |= track.add(depth, reached, hits[depth][None])
+  assert {name: float(value) for name, value in found.items()} == pytest.approx({
+      "share_0": 3 / 4, "accuracy_0": 3 / 4, "share_1": 2 / 4, "accuracy_1": 2 / 3, "share_2": 1 / 3, "accuracy_2": 1})
+
+
+@pytest.mark.parametrize("answers_only", [True, False])
+def test_anchors_stand_where_the_token_behind_them_is_to_learn(answers_only):
+  batch = BATCH.replace(length=np.array([12, 9, 3], np.int32), start=np.array([4, 0, 2], np.int32))
+  anchors = dflash.anchored(batch, 400, np.random.default_rng(0), answers_only).anchors
+  wanted = [(3, 10), (1, 7), (1, 1)] if answers_only else [(1, 10), (1, 7), (1, 1)]
+  assert [(row.min(), row.max()) for row in anchors] == wanted
+  assert set(anchors[0]) == set(range(wanted[0][0], 11))
+
+
+def test_an_answer_of_a_single_token_and_rows_without_one_are_no_trouble():
+  batch = BATCH.replace(length=np.array([5, 5, 0], np.int32), start=np.array([4, 9, 0], np.int32))
+  anchors = dflash.anchored(batch, ANCHORS.shape[1], np.random.default_rng(0), True).anchors
+  assert (anchors[0] == 3).all()
+  for kind in RULES:
+    value, metrics = trained(kind, batch, anchors)
+    assert np.isfinite(value) and 0 <= metrics["share_0"] <= 1 and metrics["share_1"] == 0, kind
+
+
+def test_what_is_asked_for_belongs_to_the_label():
+  place = np.arange(SIZE)
+  np.testing.assert_array_equal(np.asarray(shifts.asked(BATCH, 2, True))[0], (place >= 2) & (place < 10))
+  np.testing.assert_array_equal(np.asarray(shifts.asked(BATCH, 2, False))[0], place < 10)
+  assert not shifts.asked(BATCH, 1, False)[2].any()
+  np.testing.assert_array_equal(np.asarray(shifts.ahead(BATCH.tokens, 2))[:, :-2], BATCH.tokens[:, 2:])
+  assert not shifts.ahead(BATCH.tokens, 2)[:, -2:].any()

@@ -1,0 +1,176 @@
+"""Every kind of head learns: held-out loss falls and drafts get better, on a tiny target, in seconds."""
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import proposers
+from specjax.testing import tiny
+from specjax.training import batches
+from specjax.training import corpus
+from specjax.training import dflash
+from specjax.training import eagle3
+from specjax.training import features
+from specjax.training import loop
+from specjax.training import medusa
+from specjax.training import trainers
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+TARGET = tiny.decoder(layers=3, scale=0.1)
+TARGET = TARGET.replace(weights=TARGET.weights.replace(head=3 * TARGET.weights.head))  # sure of what comes next
+LAYERS = trainers.layers_of_eagle3(3)
+IDS = np.array([i for i in range(24) if i not in (4, 11, 17, 23)], np.int32)
+STEPS = 100
+
+
+@jax.jit
+def written(tokens, key):
+  """Texts such as the target writes behind the first of `tokens` i32[N, 64]: all places at once, again and again."""
+  place = jnp.broadcast_to(jnp.arange(64, dtype=jnp.int32), tokens.shape)
+  mask = jnp.broadcast_to(jnp.tril(jnp.ones((64, 64), bool)), (*tokens.shape, 64))
+  noise = jax.random.gumbel(key, (*tokens.shape, 23))
+
+  def write(_, tokens):
+    logits = TARGET.logits(TARGET.forward(tokens, place, mask, TARGET.init_cache(len(tokens), 1)).hidden)
+    return tokens.at[:, 1:].set(jnp.argmax(logits[..., :23] + noise, -1)[:, :-1])
+  return jax.lax.fori_loop(0, 12, write, tokens)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+  folder, rng = tmp_path_factory.mktemp("corpus"), np.random.default_rng(0)
+  texts = np.asarray(written(rng.integers(0, 23, (100, 64)).astype(np.int32), jax.random.key(0)))
+  sequences = [(text[:rng.integers(20, 65)].tolist(), int(rng.integers(0, 8))) for text in texts]
+  corpus.write(folder, 0, corpus.pack(sequences))
+  features.compute(TARGET, folder, LAYERS, 64)
+  return batches.Data(folders=(str(folder),), layers=LAYERS, width=TARGET.config.width, tokens=8 * 64, max_tokens=64,
+                      held_out=10)
+
+
+def make(kind, data, target=TARGET, **changes):
+  if kind == "eagle3":
+    return trainers.train_eagle3(target, data, IDS, eagle3.Recipe(passes=2), 0, **changes)
+  if kind == "medusa":
+    return trainers.train_medusa(target, data, IDS, medusa.Recipe(), 0, heads=2, **changes)
+  return trainers.train_dflash(target, data, IDS, dflash.Recipe(), 0, layers=1, block=3, mask_id=23, anchors=16,
+                               **changes)
+
+
+KINDS = {"eagle3": proposers.Eagle3, "medusa": proposers.Medusa, "dflash": proposers.DFlash}
+
+
+@functools.cache
+def trained(kind, data, folder):
+  """The trainer, its last weights, and held-out numbers before and behind the training."""
+  trainer = make(kind, data)
+  measure = trainers.held_out(trainer)
+  params = loop.run(folder, trainer.params, trainer.loss, trainer.batch, loop.Schedule(steps=STEPS, learning_rate=0.02),
+                    arguments=trainer.arguments, save_every=1000)
+  return trainer, params, measure(trainer.params), measure(params)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+  return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def train(data, folders):
+  return lambda kind: trained(kind, data, folders / kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_lowers_the_held_out_loss_at_every_depth_and_drafts_get_better(kind, train):
+  _, _, before, after = train(kind)
+  for depth in range(2):
+    assert after[f"loss_{depth}"] < before[f"loss_{depth}"] - 0.3, depth
+  assert after["expected_tokens"] > before["expected_tokens"] + 0.03
+  assert after["expected_tokens"] == pytest.approx(1 + after["share_0"] + after["share_1"])
+
+
+def test_a_head_that_sees_the_pending_token_learns_more_than_one_that_does_not(train):
+  medusa_loss = train("medusa")[3]["loss_0"]
+  assert train("eagle3")[3]["loss_0"] < medusa_loss - 0.5 and train("dflash")[3]["loss_0"] < medusa_loss - 0.5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_weights_make_a_proposer_of_chains(kind, train):
+  trainer, params, _, _ = train(kind)
+  head = trainer.head(params)
+  np.testing.assert_array_equal(head.ids, IDS)
+  proposer = trainer.proposer(head)
+  assert isinstance(proposer, KINDS[kind]) and proposer.chains and proposer.max_depth == 2
+  head.check(TARGET)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_can_begin_with_the_head_of_another(kind, train, data):
+  trainer, params, _, _ = train(kind)
+  other = make(kind, data, start=trainer.head(params))
+  jax.tree.map(np.testing.assert_array_equal, other.params, params)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_goes_on_from_the_weights_that_it_kept(kind, train, folders):
+  trainer, params, _, _ = train(kind)
+  again = loop.run(folders / kind, trainer.params, None, None, loop.Schedule(steps=STEPS))
+  jax.tree.map(np.testing.assert_array_equal, again, params)
+  assert jax.tree.structure(again) == jax.tree.structure(params)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_of_few_bits_are_trained_in_float32(kind, data):
+  """Steps of a small rate are lost on bfloat16, which a target is loaded in where there is an accelerator."""
+  target = TARGET.replace(weights=jax.tree.map(lambda x: x.astype(jnp.bfloat16), TARGET.weights))
+  trainer = make(kind, data, target)
+  assert {x.dtype for x in jax.tree.leaves(trainer.params)} == {np.dtype("float32")}
+  run = jax.value_and_grad(lambda params, batch: trainer.loss(params, *trainer.arguments, batch)[0])
+  value, gradient = jax.eval_shape(run, trainer.params, trainer.batch(0))
+  assert {x.dtype for x in (value, *jax.tree.leaves(gradient))} == {np.dtype("float32")}
+  head = trainer.head(trainer.params)
+  assert {x.dtype for x in jax.tree.leaves(head.replace(ids=None))} == {jnp.dtype("bfloat16")}
+
+
+def test_every_medusa_head_begins_as_the_targets_own(data):
+  head, batch = medusa.init(TARGET, IDS, 2), data.batch(0, 0)
+  rows = np.asarray(TARGET.weights.head)[IDS]
+  for logits in jax.jit(medusa.head_logits)(head, rows, batch):
+    np.testing.assert_allclose(logits, batch.hidden.astype(np.float32) @ rows.T, atol=1e-4)
+
+
+def test_held_out_numbers_weigh_batches_by_their_answers(data):
+  """A batch that was filled up, or whose prompts were cut, says less than a full one."""
+  blank = lambda length, start: batches.Batch(tokens=None, length=np.array(length), start=np.array(start),
+                                              features=None, hidden=None, top=np.array(len(length)))
+  given = [blank([30, 20, 10], [10, 10, 10]), blank([12, 0, 0], [2, 0, 0]), blank([10], [10])]
+  trainer = trainers.Trainer(
+      params=(), loss=lambda params, batch: (0, {"share_0": batch.top / 4, "loss_0": batch.length.sum()}), arguments=(),
+      batch=None, evaluation=lambda: [dataclasses.replace(batch) for batch in given], head=None, proposer=None)
+  found = trainers.held_out(trainer)(())
+  assert found == pytest.approx({"share_0": 3 / 4, "loss_0": (60 * 30 + 12 * 10) / 40, "expected_tokens": 1.75})
+  assert trainers.held_out(dataclasses.replace(trainer, evaluation=list))(()) == {}
+
+
+def test_medusas_table_counts_how_often_each_rank_is_right(train, data):
+  trainer, params, _, _ = train("medusa")
+  table = np.array(trainers.with_accuracy(trainer.head(params), data, TARGET, IDS, ranks=4).config.accuracy)
+  hits, places = np.zeros((2, 4)), np.zeros((2, 1))
+  run = jax.jit(medusa.head_logits)
+  for batch in data.evaluation():
+    for i, logits in enumerate(np.asarray(run(params, np.asarray(TARGET.weights.head)[IDS], batch))):
+      for row, (start, length) in enumerate(zip(batch.start, batch.length)):
+        for t in range(max(start - 2 - i, 0), length - 2 - i):
+          best = IDS[np.argsort(-logits[row, t], kind="stable")[:4]]
+          hits[i] += best == batch.top[row, t + 1 + i]
+          places[i] += 1
+  np.testing.assert_allclose(table, hits / places, atol=1e-3)
+
+
+def test_layers_that_are_read_lie_in_the_target_deepest_last():
+  assert trainers.layers_of_eagle3(32) == (2, 16, 29) and trainers.layers_of_eagle3(30) == (2, 15, 27)
+  for layers in range(1, 40):
+    found = trainers.layers_of_eagle3(layers)
+    assert list(found) == sorted(found) and 1 <= found[0] and found[-1] <= layers
