@@ -115,7 +115,7 @@ def check(tree: TokenTree, vocabulary: int) -> TokenTree:
         if len(set(ids.tolist())) < len(ids):
           raise ValueError(f"q at node {parent} of row {row} names ids twice: {sorted(ids.tolist())}; each id once")
       law = q[row, parent]
-      if abs(law.sum() - 1) > 1e-3 or law.min() < 0:
+      if not (abs(law.sum() - 1) <= 1e-3 and law.min() >= 0):  # as well where it is no number
         raise ValueError(f"q at node {parent} of row {row} sums to {law.sum():.6g} and its least entry is "
                          f"{law.min():.6g}; it must be a law")
       if law[token] <= 0:

@@ -40,16 +40,18 @@ SMALL = flags.DEFINE_string("hierarchical_small", "ngram", "The method that draf
 MIXTURE = flags.DEFINE_list("mixture", ["ngram", "recycling"], "Methods whose branches mixture puts into one tree; the "
                             "first ones keep theirs where --tree_nodes is short.")
 NODES = flags.DEFINE_integer("tree_nodes", None, "Nodes of a drafted tree, root included; each method has its own "
-                             "default.", lower_bound=2)
+                             "default. Given, eagle3, medusa and dflash draft trees.", lower_bound=2)
 SHAPE = flags.DEFINE_list("tree_shape", ["2", "2", "1"], "draft_tree: children of every node, level by level; or "
                           "sequoia: the best shape of --tree_nodes nodes for --tree_acceptance.")
 ACCEPTANCE = flags.DEFINE_list("tree_acceptance", ["0.6", "0.15", "0.07", "0.04"], "--tree_shape=sequoia: how often the "
                                "child of each rank is the accepted one.")
 CHILDREN = flags.DEFINE_enum("tree_children", "top_k", ["top_k", "independent", "without_replacement"],
                              "draft_tree: the most probable children, or draws of them.")
-DEPTH = flags.DEFINE_integer("tree_depth", 4, "Levels that dynamic_tree grows, and that sequoia may have.",
+DEPTH = flags.DEFINE_integer("tree_depth", 4, "Levels that dynamic_tree, eagle3 and dflash grow, and that sequoia may "
+                             "have; given, these heads draft trees.",
                              lower_bound=1)
-BEAM = flags.DEFINE_integer("tree_beam", 4, "Nodes of a level that dynamic_tree expands, and children of each.",
+BEAM = flags.DEFINE_integer("tree_beam", 4, "Nodes of a level that dynamic_tree and eagle3 expand, and children of "
+                            "each, for dflash too; given, these heads draft trees.",
                             lower_bound=1)
 SAMPLED = flags.DEFINE_bool("draft_sampled", False, "Model drafters draw their tokens instead of taking the greedy one; "
                             "use it with --verifier=rejection, block, recursive or traversal.")
@@ -76,7 +78,7 @@ DFLASH = flags.DEFINE_string("dflash_head", None, "DFlash drafter: a folder, as 
 ALL = (EAGLE3, MEDUSA, DFLASH, DRAFT_TOKENS, MAX_NGRAM, MIN_NGRAM, MATCH, SOURCE, OVERLAP, LOOKUP_TREE, MIN_SCORE, STORE, DATASTORE, FALLBACK, DRAFT,
        EXIT_LAYER, SKIPPED, WINDOW, LOOKAHEAD_NGRAM, GUESSES, SMALL, MIXTURE, NODES, SHAPE, ACCEPTANCE, CHILDREN, DEPTH,
        BEAM, SAMPLED, TEMPERATURE, TOP_K, TOP_P, LENGTH, THRESHOLD, COSTS, COST)
-_loaded = {}
+_loaded, _heads = {}, {}
 
 
 def tokens(default: int) -> int:
@@ -177,7 +179,9 @@ def head(given, kind: str, flag):
   if path is None:
     raise ValueError(f"--{flag.name} is needed: no head of this kind comes with specjax for the target {given.name!r}")
   proposers.base.layers_of(given.target, kind)
-  found = heads.load_head(path, target=given.target)
+  if path not in _heads:
+    _heads[path] = heads.load_head(path, target=given.target)
+  found = _heads[path]
   if type(found).__name__.lower() != f"{kind}head":
     raise ValueError(f"--{flag.name}={path} is of the kind {type(found).__name__}, and {kind} is asked for")
   return found
@@ -189,13 +193,13 @@ def tree_or_chain(chain: int) -> tuple[int | None, int]:
   Raises:
     ValueError: names flags that ask for both.
   """
-  if NODES.value and DRAFT_TOKENS.value:
-    raise ValueError(f"--tree_nodes={NODES.value} asks for a tree and --draft_tokens={DRAFT_TOKENS.value} for a chain; "
-                     "leave one of them out")
-  if NODES.value and SAMPLED.value:
-    raise ValueError(f"--tree_nodes={NODES.value}: the tree of a head is chosen by probability, and --draft_sampled draws; "
-                     "leave one of them out")
-  return NODES.value, tokens(chain)
+  trees = [f"--{flag.name}={flag.value}" for flag in (NODES, DEPTH, BEAM) if not flags.FLAGS[flag.name].using_default_value]
+  chains = [f"--{flag.name}={flag.value}" for flag in (DRAFT_TOKENS, SAMPLED, LENGTH)
+            if not flags.FLAGS[flag.name].using_default_value]
+  if trees and chains:
+    raise ValueError(f"{trees[0]} asks for the tree of a head, whose nodes are chosen by probability, and {chains[0]} is "
+                     "for a chain; leave one of them out")
+  return nodes(8) if trees else None, tokens(chain)
 
 
 def check(widest: int) -> None:

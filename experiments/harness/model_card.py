@@ -1,8 +1,11 @@
 """The card beside a trained head: what it is, what it was trained on and how, how long that took, what it does."""
 import json
+import os
 import pathlib
 import shlex
 import sys
+
+import jax
 
 
 def write(folder: pathlib.Path, *, head: str, target: str, facts: dict, corpora: list[dict], counts: dict,
@@ -24,19 +27,23 @@ def write(folder: pathlib.Path, *, head: str, target: str, facts: dict, corpora:
           for name, corpus in ((corpus["name"], corpus) for corpus in corpora)]
   text = f"""# {head} for {target}
 
-A draft head trained with specjax on the target's own answers. Weights are bfloat16, {size / 1e6:.1f} MB.
+A draft head trained with specjax. Weights are bfloat16, {size / 1e6:.1f} MB; the figures below are of those in training,
+which are float32.
 
 ## Data
 
 {chr(10).join(data)}
 
-{counts['training_tokens']} tokens of these were trained on, every {counts['held_out']}th sequence was held out. The draft
-vocabulary of {counts['draft_vocab']} ids holds {counts['covered']:.1%} of the tokens.
+{counts['training_tokens']} tokens of these were trained on{", answers alone as labels" if facts["answers_only"] else
+", prompts as labels too"}; one in
+{counts['held_out']} sequences was held out, by its prompt. Prompts of one source may resemble each other across that line.
+The draft vocabulary of {counts['draft_vocab']} ids holds {counts['covered']:.1%} of the tokens that the target wrote.
 
 ## Training
 
-{len(rows)} steps of about {facts['batch_tokens']} tokens, {seconds / 60:.0f} minutes of optimizer steps on this machine's CPU
-cores, seed {facts['seed']}.
+{len(rows)} steps of about {facts['batch_tokens']} tokens, {seconds / 60:.0f} minutes of optimizer steps on
+{jax.devices()[0].device_kind} ({jax.default_backend()}, {os.cpu_count()} CPU cores), writing the answers and computing features
+not counted; seed {facts['seed']}.
 
     {command()}
 

@@ -1,4 +1,4 @@
-"""A training run of a head: features, draft vocabulary, the loop with its progress and curves, and the head that results."""
+"""A training run of a head: features, draft vocabulary, the loop with its progress and curves, the head that results."""
 import dataclasses
 import functools
 import json
@@ -63,13 +63,15 @@ def check_read(job: Job, given) -> None:
     for name in names:
       if kind != job.head and not given[name].using_default_value:
         raise ValueError(f"--{name}={given[name].value} is an option of --head={kind}, and this is --head={job.head}")
+  if job.start and not given["draft_vocab"].using_default_value:
+    raise ValueError(f"--draft_vocab={job.draft_vocab}: the head of --start_from={job.start} has its ids; leave it out")
   path = pathlib.Path(job.outdir) / "config.json"
   if path.exists():
     known, wanted = json.loads(path.read_text()), _facts(job)
     wrong = sorted(key for key in wanted if known.get(key) != wanted[key])
     if wrong:
-      raise ValueError(f"{job.outdir} holds a run with {wrong[0]}={known.get(wrong[0])!r}, not {wanted[wrong[0]]!r}: go on "
-                       "with the flags that began it, or choose another folder")
+      raise ValueError(f"{job.outdir} holds a run with {wrong[0]}={known.get(wrong[0])!r}, not {wanted[wrong[0]]!r}: go "
+                       "on with the flags that began it, or choose another folder")
 
 
 def run(job: Job) -> dict:
@@ -88,8 +90,8 @@ def run(job: Job) -> dict:
   data = batches.Data(folders=job.corpora, layers=layers, width=target.config.width, tokens=job.batch_tokens,
                       max_tokens=job.max_tokens, limit=job.limit)
   if not data.held:
-    raise ValueError(f"{', '.join(job.corpora)}: every {data.held_out}th sequence of a file is held out, and no file "
-                     "has so many; write more sequences")
+    raise ValueError(f"{', '.join(job.corpora)}: one in {data.held_out} sequences is held out, and these are too few; "
+                     "write more")
   trainer, covered = _trainer(job, target, data, start)
   folder = _folder(job, data)
   steps = job.steps or max(round(job.epochs * data.epoch_steps()), 1)
@@ -101,8 +103,8 @@ def run(job: Job) -> dict:
     del step
     proposer = trainer.proposer(trainer.head(params))
     counted = [specjax.generate(target, proposer, [prompt], max_new_tokens=_NEW_TOKENS) for prompt in prompts]
-    tokens, passes = (sum(int(np.sum(getattr(r.counters, name))) for r in counted) for name in ("output_tokens", "steps"))
-    return evaluate_text(params) | {"tokens_per_step": tokens / max(passes, 1)}
+    total = lambda name: sum(int(np.sum(getattr(result.counters, name))) for result in counted)
+    return evaluate_text(params) | {"tokens_per_step": total("output_tokens") / max(total("steps"), 1)}
 
   with tqdm.tqdm(total=steps, desc=f"training {job.head}", unit="step") as bar:
     def report(row):
@@ -129,7 +131,7 @@ def run(job: Job) -> dict:
   training_curves.draw(rows, folder / "curves.png", job.head)
   model_card.write(folder / "head", head=job.head, target=job.target, facts=_facts(job), corpora=known, rows=rows,
                    counts={"training_tokens": data.training_tokens, "held_out": data.held_out, "covered": covered,
-                           "draft_vocab": job.draft_vocab or target.config.num_tokens, "prompts": len(prompts)},
+                           "draft_vocab": head.config.draft_vocab, "prompts": len(prompts)},
                    size=sum(file.stat().st_size for file in (folder / "head").glob("*.safetensors")))
   return rows[-1]
 
@@ -139,7 +141,7 @@ def _trainer(job, target, data, start):
   total = target.config.num_tokens
   size = min(job.draft_vocab or total, total)
   keep = () if start is None else range(total) if start.ids is None else np.asarray(start.ids).tolist()
-  ids, covered = vocabulary.frequent(job.corpora, len(keep) or size, total, keep=tuple(keep))
+  ids, covered = vocabulary.frequent(data.answers(), len(keep) or size, total, keep=tuple(keep))
   common = dict(loss=job.loss, answers_only=job.answers_only)
   if job.head == "eagle3":
     return trainers.train_eagle3(target, data, ids, eagle3.Recipe(passes=job.passes, **common), job.seed, start), covered
@@ -173,11 +175,12 @@ def _folder(job, data):
   """The run folder, with the facts of the run. Raises ValueError where a run began with other data."""
   folder = pathlib.Path(job.outdir)
   folder.mkdir(parents=True, exist_ok=True)
-  path, facts = folder / "config.json", _facts(job) | {"training_tokens": data.training_tokens}
+  path, facts = folder / "config.json", _facts(job) | {"training_tokens": data.training_tokens,
+                                                                "corpus_tokens": data.corpus_tokens}
   known = json.loads(path.read_text()) if path.exists() else facts
-  if known.get("training_tokens") != facts["training_tokens"]:
-    raise ValueError(f"{folder} holds a run that began with {known.get('training_tokens')} tokens to train on, and the "
-                     f"corpus has {facts['training_tokens']} now: choose another folder")
+  if known.get("corpus_tokens") != facts["corpus_tokens"]:  # draft ids and what is held out follow from all of them
+    raise ValueError(f"{folder} holds a run that began with {known.get('corpus_tokens')} tokens of text, and the corpus "
+                     f"has {facts['corpus_tokens']} now: choose another folder")
   corpus.write_whole(path, lambda file: file.write(json.dumps(facts, indent=1).encode()))
   return folder
 

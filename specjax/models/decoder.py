@@ -38,6 +38,11 @@ class Decoder:
   def eos_ids(self) -> tuple[int, ...]:
     return self.config.eos_ids
 
+  @property
+  def head(self) -> jax.Array:
+    """The output head f[V, E], padding rows included."""
+    return self.weights.embedding if self.weights.head is None else self.weights.head
+
   def init_cache(self, batch: int, slots: int) -> cache_lib.KVCache:
     c = self.config
     return cache_lib.empty_cache(batch, c.layers, c.kv_heads, slots, c.head_width, self.weights.embedding.dtype)
@@ -83,8 +88,7 @@ class Decoder:
   def logits(self, hidden: jax.Array) -> jax.Array:
     """See `base.Target.logits`."""
     with jax.named_scope("head"):
-      head = self.weights.embedding if self.weights.head is None else self.weights.head
-      columns = layers.linear(head, hidden.reshape(-1, hidden.shape[-1]).T)
+      columns = layers.linear(self.head, hidden.reshape(-1, hidden.shape[-1]).T)
       logits = columns.T.reshape(*hidden.shape[:-1], -1)[..., :self.config.num_tokens].astype(jnp.float32)
       # Turned from columns once, not once for every reader.
       return jax.lax.optimization_barrier(logits)

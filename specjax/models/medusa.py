@@ -45,10 +45,11 @@ class MedusaHead:
       raise ValueError(f"the heads are for a target of {self.config.vocab_size} token ids and width {self.config.width}, "
                        f"and this one has {target.config.num_tokens} and {target.config.width}")
 
-  def states(self, hidden: jax.Array) -> jax.Array:
-    """What each head makes of `hidden` f[B, E], behind the target's final norm: f[B, N, E]."""
+  def states(self, hidden: jax.Array, count: int | None = None) -> jax.Array:
+    """What each of the first `count` heads, or all, makes of `hidden` f[B, E], behind the target's final norm:
+    f[B, count, E]."""
     made = []
-    for linear, bias in zip(self.linear, self.bias, strict=True):
+    for linear, bias in zip(self.linear[:count], self.bias[:count], strict=True):
       x = hidden.T
       for _ in range(self.config.blocks):
         x = x + jax.nn.silu(layers.linear(linear, x, bias))
@@ -56,10 +57,11 @@ class MedusaHead:
     return jnp.stack(made, axis=1)
 
   def logits(self, states: jax.Array, shared: jax.Array | None) -> jax.Array:
-    """f32[B, N, U] from `states`; `shared` f[U, E] is the target's head at `ids`, for heads without a matrix of theirs."""
-    batch, heads, width = states.shape
+    """f32[B, count, U] from `states`; `shared` f[U, E], the target's head at `ids`, is for heads without a matrix of
+    their own."""
+    batch, count, width = states.shape
     if self.vocabulary is None:
-      out = layers.linear(shared, states.reshape(-1, width).T).T.reshape(batch, heads, -1)
+      out = layers.linear(shared, states.reshape(-1, width).T).T.reshape(batch, count, -1)
     else:
-      out = jnp.stack([layers.linear(matrix, states[:, i].T).T for i, matrix in enumerate(self.vocabulary)], axis=1)
+      out = jnp.stack([layers.linear(matrix, states[:, i].T).T for i, matrix in enumerate(self.vocabulary[:count])], 1)
     return jax.lax.optimization_barrier(out.astype(jnp.float32))

@@ -18,6 +18,7 @@ from specjax import processors
 from specjax import sampling
 from specjax import tree as tree_lib
 from specjax.proposers import base
+from specjax.proposers import draft_ids
 
 
 @struct.dataclass
@@ -82,13 +83,17 @@ class Chain:
   """Drafted tokens of a batch, and the model's state behind them."""
   tokens: jax.Array    # i32[B, N]
   count: jax.Array     # i32[B]; how many of them are drafted
-  q: jax.Array | None  # f[B, N, V]; the law of each, for sampled drafts
+  q: jax.Array | None  # f[B, N, V], or f[B, N, U] over `ids`; the law of each, for sampled drafts
   steps: jax.Array     # i32; tokens of the longest row
   extra: Any           # what `advance` carries along
+  ids: jax.Array | None = None  # i32[U]; the target's ids that the model drafts from, if not all
 
   def tree(self, pending: jax.Array) -> tree_lib.TokenTree:
     """As a proposal below `pending` i32[B]."""
-    return tree_lib.chain(pending, self.tokens, self.count, None if self.q is None else draft_laws.DenseLaw(self.q))
+    law = None if self.q is None else draft_laws.DenseLaw(self.q)
+    if law is not None and self.ids is not None:
+      law = draft_laws.SparseLaw(jnp.broadcast_to(self.ids, self.q.shape), self.q)
+    return tree_lib.chain(pending, self.tokens, self.count, law)
 
 
 def room(context: base.Context, num_tokens: int, limit: int | None = None) -> jax.Array:
@@ -102,8 +107,22 @@ def room(context: base.Context, num_tokens: int, limit: int | None = None) -> ja
   return jnp.where(context.active, count, 0).astype(jnp.int32)
 
 
+def possible(has: jax.Array, context: base.Context, drawing: Drawing) -> jax.Array:
+  """bool[B]: rows whose request leaves at least one of the ids that a drafter `has`, bool[V]: else there is no law to
+  draw from."""
+  params, batch = drawing.params(context.params), context.length.shape[0]
+  has = jnp.broadcast_to(has, (batch, has.shape[0]))
+  if not params.adjusts:
+    return has.any(-1)
+  prefixes = processors.Prefixes(tokens=context.tokens, length=context.length, start=context.start,
+                                 eos=context.rules.eos, path_tokens=context.pending[:, None],
+                                 mask=jnp.ones((batch, 1, 1), bool))
+  return (processors.adjust(jnp.where(has, 0.0, -jnp.inf)[:, None], params, prefixes)[:, 0] > -jnp.inf).any(-1)
+
+
 def draft_chain(advance: Callable, extra: Any, logits: jax.Array, context: base.Context, keys: jax.Array,
-                drawing: Drawing, num_tokens: int, most: jax.Array, rule, rule_state) -> Chain:
+                drawing: Drawing, num_tokens: int, most: jax.Array, rule, rule_state, *, ids: jax.Array | None = None,
+                vocabulary: int | None = None) -> Chain:
   """Drafts a chain of up to `most` i32[B] <= N = `num_tokens` tokens a row.
 
   Args:
@@ -112,12 +131,15 @@ def draft_chain(advance: Callable, extra: Any, logits: jax.Array, context: base.
     context, keys: of `Proposer.propose`. drawing: how tokens are taken.
     most: i32[B]; 0 for rows that draft nothing.
     rule, rule_state: when to stop; see `length.LengthRule`.
+    ids: i32[U], for a model whose logits f[B, U] are those of some of the target's `vocabulary` ids, in this order.
 
   Point drafts end before an end-of-sequence id, which the step would draw at no cost; a sampled one stays, as its own
   token may not decide about it, and is the last.
   """
-  batch, vocabulary = logits.shape
+  batch, size = logits.shape
   params = drawing.params(context.params)
+  if ids is not None:
+    params = params.replace(top_k=jnp.where(params.top_k >= size, 0, params.top_k))  # all that there are
   mode = params.mode()
   root = context.length - 1
   is_end = lambda token: (token[:, None] == context.rules.eos).any(-1)
@@ -126,7 +148,10 @@ def draft_chain(advance: Callable, extra: Any, logits: jax.Array, context: base.
 
   def take(index, logits, carry):
     """Decides whether drafted token `index` follows, and draws it."""
-    logits = _adjusted(logits, context, params, carry["tokens"], index)
+    if params.adjusts:
+      whole = logits if ids is None else draft_ids.spread(logits, ids, vocabulary)
+      whole = _adjusted(whole, context, params, carry["tokens"], index)
+      logits = whole if ids is None else whole[:, ids]
     going = carry["going"] & (index < most)
     law = None
     if drawing.sampled:
@@ -135,14 +160,16 @@ def draft_chain(advance: Callable, extra: Any, logits: jax.Array, context: base.
       known = jax.nn.softmax(logits) if law is None else law
       going = going & rule.go_on(rule_state, index, carry["survival"], known.max(-1), _entropy(known))
     if drawing.sampled:
-      token = sampling.invert(law, keys_lib.step_uniform(keys, root, keys_lib.DRAFT, index))
+      place = sampling.invert(law, keys_lib.step_uniform(keys, root, keys_lib.DRAFT, index))
+      token = place if ids is None else ids[place]
       carry["q"] = carry["q"].at[:, index].set(law)
       drafted, going = going, going & ~is_end(token)
     else:
-      token = sampling.argmax(logits)
+      place = sampling.argmax(logits)
+      token = place if ids is None else ids[place]
       drafted = going = going & ~is_end(token)
     if reads_laws:
-      chance = known[row, token]
+      chance = known[row, place]
       carry["survival"] = carry["survival"] * jnp.where(drafted, chance, 1)
     carry["tokens"] = carry["tokens"].at[:, index].set(token)
     carry["count"] = carry["count"] + drafted
@@ -152,7 +179,7 @@ def draft_chain(advance: Callable, extra: Any, logits: jax.Array, context: base.
   carry = {"tokens": jnp.zeros((batch, num_tokens), jnp.int32), "count": jnp.zeros((batch,), jnp.int32),
            "going": most > 0, "survival": jnp.ones((batch,), jnp.float32), "q": None}
   if drawing.sampled:
-    carry["q"] = jnp.zeros((batch, num_tokens, vocabulary), jnp.float32)
+    carry["q"] = jnp.zeros((batch, num_tokens, size), jnp.float32)
 
   def body(loop):
     index, carry, extra, logits = loop
@@ -165,13 +192,11 @@ def draft_chain(advance: Callable, extra: Any, logits: jax.Array, context: base.
 
   goes_on = lambda loop: (loop[1]["going"] & (loop[0] < most)).any()
   steps, carry, extra, _ = jax.lax.while_loop(goes_on, body, (jnp.int32(0), carry, extra, logits))
-  return Chain(tokens=carry["tokens"], count=carry["count"], q=carry["q"], steps=steps, extra=extra)
+  return Chain(tokens=carry["tokens"], count=carry["count"], q=carry["q"], steps=steps, extra=extra, ids=ids)
 
 
 def _adjusted(logits, context, params, drafted, index):
-  """The drafter's logits as the processors leave them: the text is the known one and `index` drafted tokens."""
-  if not params.adjusts:
-    return logits
+  """The drafter's logits f[B, V] as the processors leave them: the text is the known one and `index` drafted tokens."""
   slots = context.tokens.shape[1]
   place = jnp.arange(drafted.shape[1])[None]
   slot = jnp.where(place < index, context.length[:, None] + place, slots)

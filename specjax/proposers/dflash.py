@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from specjax import cache as cache_lib
+from specjax import growth
 from specjax.proposers import autoregressive
 from specjax.proposers import base
+from specjax.proposers import draft_ids
 from specjax.proposers import length as length_lib
-from specjax.proposers import medusa
 from specjax.proposers import own_cache
 from specjax.proposers import own_features
 from specjax.proposers import parallel
@@ -62,8 +63,7 @@ class DFlash(base.Defaults):
       raise ValueError(f"nodes={self.nodes}, beam={self.beam}: a tree has 2 nodes or more, and a node 1 child or more")
     if isinstance(self.drawing, autoregressive.Drawing):
       self.drawing.check()
-      if self.nodes is not None and self.drawing.sampled:
-        raise ValueError("sampled=True draws a chain: a tree's nodes are chosen by probability; leave nodes out")
+      parallel.check_tree(self.nodes is not None, self.drawing, self.length)
 
   @property
   def max_nodes(self) -> int:
@@ -87,23 +87,28 @@ class DFlash(base.Defaults):
 
   @property
   def draft_context(self) -> int:
-    return self.head.config.max_context
+    # All places of the block are positions, used or not.
+    return max(self.head.config.max_context + 1 - self.head.config.block, 0)
 
   def init(self, target, batch, capacity):
     """See `base.Proposer.init`."""
     base.layers_of(target, "DFlash")
     self.head.check(target)
+    draft_ids.check(target, self.head.ids)
     width = len(self.head.features) * target.config.width
     return State(features=own_features.empty(batch, capacity, width, target.weights.embedding.dtype),
-                 cache=self.head.init_cache(batch, min(capacity, self.draft_context)),
-                 shared=medusa.shared_rows(target, self.head), length=self.length.init(batch, self.max_depth))
+                 cache=self.head.init_cache(batch, min(capacity, self.head.config.max_context)),
+                 shared=draft_ids.shared_rows(target, self.head.ids), length=self.length.init(batch, self.max_depth))
 
   def propose(self, target, cache, state, context, keys):
     """See `base.Proposer.propose`."""
     del cache
-    room = autoregressive.room(context, self.max_depth, self.draft_context)
+    head, depth, is_tree = self.head, self.max_depth, self.nodes is not None
+    room = jnp.where(context.length < self.draft_context, autoregressive.room(context, depth), 0)
     most = jnp.minimum(room, self.length.limit(state.length, self.max_depth))
     most = jnp.where(context.length > 1, most, 0)  # a prompt of one token has no features yet
+    if self.samples:
+      most = jnp.where(autoregressive.possible(draft_ids.known(head.ids, target.vocab_size), context, self.drawing), most, 0)
     wanted = most > 0
 
     def run(cache, size):
@@ -111,24 +116,22 @@ class DFlash(base.Defaults):
       return (), self.head.text(state.features.window(cache.length, size), place)
 
     committed, _ = own_cache.feed(run, lambda outputs: outputs, state.cache, context.length - 1, wanted)
-    batch, head, depth = wanted.shape[0], self.head, self.max_depth
-    weights = target.weights
+    batch = wanted.shape[0]
 
     def block():
       tokens = jnp.full((batch, head.config.block), head.config.mask_id, jnp.int32).at[:, 0].set(context.pending)
       place = context.length[:, None] - 1 + jnp.arange(head.config.block, dtype=jnp.int32)[None]
-      hidden = head.forward(jnp.take(weights.embedding, tokens, axis=0, mode="clip"), place, committed)
+      hidden = head.forward(jnp.take(target.weights.embedding, tokens, axis=0, mode="clip"), place, committed)
       hidden = hidden[:, 1:1 + depth]
-      return target.logits(hidden) if state.shared is None else head.logits(hidden, state.shared)
+      logits = target.logits(hidden) if state.shared is None else head.logits(hidden, state.shared)
+      return growth.children(logits, self.beam) if is_tree else logits
 
-    empty = lambda: jnp.zeros((batch, depth, head.config.draft_vocab), jnp.float32)
-    logits = jax.lax.cond(wanted.any(), block, empty)
-    if self.nodes is None:
-      chain = parallel.chain(logits, head.ids, context, keys, self.drawing, most, self.length, state.length,
-                             target.vocab_size)
-      tree = chain.tree(context.pending)
+    out = parallel.if_any(wanted, block)
+    if is_tree:
+      tree = parallel.tree(out, head.ids, context, most, self.beam, self.nodes)
     else:
-      tree = parallel.tree(logits, head.ids, context, most, self.beam, self.nodes)
+      tree = parallel.chain(out, head.ids, context, keys, self.drawing, most, self.length, state.length,
+                            target.vocab_size).tree(context.pending)
     return tree, state.replace(cache=committed)
 
   def observe(self, target, state, committed):

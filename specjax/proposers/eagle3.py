@@ -19,10 +19,10 @@ from specjax import cache as cache_lib
 from specjax import growth
 from specjax.proposers import autoregressive
 from specjax.proposers import base
+from specjax.proposers import draft_ids
 from specjax.proposers import length as length_lib
 from specjax.proposers import own_cache
 from specjax.proposers import own_features
-from specjax.proposers import parallel
 
 
 @struct.dataclass
@@ -69,8 +69,11 @@ class Eagle3(autoregressive.Chained):
     most = jnp.minimum(autoregressive.room(context, self.num_tokens, self.draft_context),
                        self.length.limit(state.length, self.num_tokens))
     most = jnp.where(context.length > 1, most, 0)  # a prompt of one token has no features yet
-    committed, (hidden, feature) = _catch_up(self.head, target, state, context, most > 0)
-    spread = parallel.spread(self.head.ids, target.vocab_size)
+    if self.samples:
+      known = draft_ids.known(self.head.ids, target.vocab_size)
+      most = jnp.where(autoregressive.possible(known, context, self.drawing), most, 0)
+    law = lambda hidden: _logits(self.head, target, hidden)[:, 0]
+    committed, (logits, feature) = _catch_up(self.head, target, state, context, most > 0, law)
 
     def advance(token, index, extra):
       block, feature = extra
@@ -78,11 +81,11 @@ class Eagle3(autoregressive.Chained):
       hidden, feature, new = self.head.forward(
           self.head.embed(target.weights.embedding, token[:, None]), feature, (context.length - 1 + index)[:, None],
           jnp.broadcast_to(seen, (token.shape[0], 1, self.num_tokens + 1)), committed, before=block)
-      return spread(self.head.logits(hidden)[:, 0]), (block.put(new, index), feature)
+      return law(hidden), (block.put(new, index), feature)
 
     extra = (committed.empty_block(self.num_tokens), feature)
-    chain = autoregressive.draft_chain(advance, extra, spread(self.head.logits(hidden)[:, 0]), context, keys,
-                                       self.drawing, self.num_tokens, most, self.length, state.length)
+    chain = autoregressive.draft_chain(advance, extra, logits, context, keys, self.drawing, self.num_tokens, most,
+                                       self.length, state.length, ids=self.head.ids, vocabulary=target.vocab_size)
     return chain.tree(context.pending), state.replace(cache=committed)
 
   def observe(self, target, state, committed):
@@ -136,7 +139,8 @@ class Eagle3Tree(base.Defaults):
 
   @property
   def draft_context(self) -> int:
-    return self.head.config.max_context
+    limit = self.head.config.max_context
+    return min(limit, limit + 2 - self.max_depth)  # all levels have a place
 
   def init(self, target, batch, capacity):
     """See `base.Proposer.init`."""
@@ -149,15 +153,14 @@ class Eagle3Tree(base.Defaults):
     del cache, keys
     levels = autoregressive.room(context, self.max_depth)
     wanted = (levels > 0) & (context.length < self.draft_context) & (context.length > 1)
-    committed, (hidden, feature) = _catch_up(self.head, target, state, context, wanted)
     batch, k = wanted.shape[0], self.beam
 
     def children(hidden):
-      ids, log_q = growth.children(self.head.logits(hidden), k)
+      ids, log_q = growth.children(_logits(self.head, target, hidden), k)
       ids = ids if self.head.ids is None else self.head.ids[ids]
       return growth.without_ends(ids, log_q, context.rules.eos)
 
-    ids, log_q = children(hidden)
+    committed, ((ids, log_q), feature) = _catch_up(self.head, target, state, context, wanted, children)
     pool, beam = growth.start(ids[:, 0], jnp.where(wanted[:, None], log_q[:, 0], -jnp.inf), self.max_depth)
 
     def grow(carry):
@@ -173,7 +176,8 @@ class Eagle3Tree(base.Defaults):
       return pool, beam, feature, block
 
     if self.max_depth > 1:
-      goes_on = lambda carry: (carry[1].level < self.max_depth) & (carry[1].alive.any(-1) & wanted).any()
+      deepest = jnp.max(levels)
+      goes_on = lambda carry: (carry[1].level < deepest) & (carry[1].alive.any(-1) & wanted).any()
       feature = jnp.broadcast_to(feature, (batch, k, feature.shape[-1]))  # of the root, the parent of all of level 1
       carry = (pool, beam, feature, committed.empty_block((self.max_depth - 1) * k))
       pool = jax.lax.while_loop(goes_on, grow, carry)[0]
@@ -189,6 +193,7 @@ class Eagle3Tree(base.Defaults):
 def _init(head, target, batch, capacity):
   base.layers_of(target, "EAGLE-3")
   head.check(target)
+  draft_ids.check(target, head.ids)
   width = len(head.features) * target.config.width
   return State(features=own_features.empty(batch, capacity, width, target.weights.embedding.dtype),
                cache=head.init_cache(batch, min(capacity, head.config.max_context)))
@@ -198,9 +203,18 @@ def _learnt(head, state, committed):
   return state.features.observe(own_features.joined(committed, head.features), committed)
 
 
-def _catch_up(head, target, state, context, wanted):
-  """Feeds all entries of true features, the last being that before the pending token: the cache; of that entry what
-  `logits` takes and what recurs, f[B, 1, E] each."""
+def _logits(head, target, hidden):
+  """Of the ids that are drafted, without rows of the vocabulary that only fill it up."""
+  logits = head.logits(hidden)
+  return logits if head.ids is not None else logits[..., :target.vocab_size]
+
+
+def _catch_up(head, target, state, context, wanted, read):
+  """Feeds all entries of true features, the last being that before the pending token: the cache, and of that entry what
+  `read` makes of its hidden state f[B, 1, E], and the feature that recurs f[B, 1, E].
+
+  The head's product with its vocabulary stands in `read`, where no row drafts nothing of it is computed.
+  """
   def run(cache, size):
     start = cache.length
     place = start[:, None] + jnp.arange(size, dtype=jnp.int32)[None]
@@ -212,5 +226,4 @@ def _catch_up(head, target, state, context, wanted):
                                             jnp.broadcast_to(mask, (tokens.shape[0], size, size)), cache)
     return (hidden, recurring), block
 
-  return own_cache.feed(run, lambda outputs: outputs, state.cache, context.length - 1, wanted)
-
+  return own_cache.feed(run, lambda out: (read(out[0]), out[1]), state.cache, context.length - 1, wanted)

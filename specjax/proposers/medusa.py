@@ -19,6 +19,7 @@ from specjax import static_trees
 from specjax import tree as tree_lib
 from specjax.proposers import autoregressive
 from specjax.proposers import base
+from specjax.proposers import draft_ids
 from specjax.proposers import length as length_lib
 from specjax.proposers import parallel
 
@@ -60,8 +61,7 @@ class Medusa(base.Defaults):
       raise ValueError(f"a draft of depth {self.max_depth}: it must be 1 to {heads}, the number of heads")
     if isinstance(self.drawing, autoregressive.Drawing):
       self.drawing.check()
-      if self.shape is not None and self.drawing.sampled:
-        raise ValueError("sampled=True draws a chain: a tree's nodes are chosen by rank; leave the shape out")
+      parallel.check_tree(self.shape is not None, self.drawing, self.length)
 
   @property
   def max_nodes(self) -> int:
@@ -84,9 +84,10 @@ class Medusa(base.Defaults):
     del capacity
     base.layers_of(target, "Medusa")
     self.head.check(target)
-    weights = target.weights
-    return State(hidden=jnp.zeros((batch, target.config.width), weights.embedding.dtype),
-                 known=jnp.zeros((batch,), bool), shared=shared_rows(target, self.head),
+    draft_ids.check(target, self.head.ids)
+    own = self.head.vocabulary is not None
+    return State(hidden=jnp.zeros((batch, target.config.width), target.weights.embedding.dtype),
+                 known=jnp.zeros((batch,), bool), shared=None if own else draft_ids.shared_rows(target, self.head.ids),
                  length=self.length.init(batch, self.max_depth))
 
   def propose(self, target, cache, state, context, keys):
@@ -94,23 +95,35 @@ class Medusa(base.Defaults):
     del cache
     room = jnp.where(state.known, autoregressive.room(context, self.max_depth), 0)
     most = jnp.minimum(room, self.length.limit(state.length, self.max_depth))
-    batch, head = room.shape[0], self.head
-    size = head.config.draft_vocab
-    run = lambda: head.logits(head.states(state.hidden)[:, :self.max_depth], _matrix(target, head, state.shared))
-    logits = jax.lax.cond((most > 0).any(), run, lambda: jnp.zeros((batch, self.max_depth, size), jnp.float32))
-    if self.shape is None:
-      chain = parallel.chain(logits, head.ids, context, keys, self.drawing, most, self.length, state.length,
-                             target.vocab_size)
-      return chain.tree(context.pending), state
-    return self._tree(logits, context, most), state
+    head, chain = self.head, self.shape is None
+    if chain and self.samples:
+      most = jnp.where(autoregressive.possible(draft_ids.known(head.ids, target.vocab_size), context, self.drawing), most, 0)
 
-  def _tree(self, logits, context, most):
-    """The fixed shape, filled by rank."""
+    def run():
+      states = head.states(state.hidden, self.max_depth)
+      if head.vocabulary is None and state.shared is None:
+        logits = target.logits(states)
+      else:
+        logits = head.logits(states, state.shared)
+      logits = logits if head.ids is not None else logits[..., :target.vocab_size]  # without rows that only fill it up
+      return logits if chain else self._choices(logits)
+
+    out = parallel.if_any(most > 0, run)
+    if chain:
+      return parallel.chain(out, head.ids, context, keys, self.drawing, most, self.length, state.length,
+                            target.vocab_size).tree(context.pending), state
+    return self._tree(out, context, most), state
+
+  def _choices(self, logits):
+    """The tokens of the shape's nodes but the root, by depth and rank: i32[B, T - 1]."""
     ranks, depths = np.asarray(self.shape.ranks), static_trees.depths(self.shape.parents)
     best = greatest.greatest(logits, int(ranks.max()) + 1)[1]
     best = best if self.head.ids is None else self.head.ids[best]
-    drafted = best[:, depths[1:] - 1, ranks[1:]]
-    tokens = jnp.concatenate([context.pending[:, None], drafted.astype(jnp.int32)], axis=1)
+    return best[:, depths[1:] - 1, ranks[1:]].astype(jnp.int32)
+
+  def _tree(self, drafted, context, most):
+    """The fixed shape with its tokens."""
+    tokens = jnp.concatenate([context.pending[:, None], drafted], axis=1)
     parents = jnp.broadcast_to(jnp.asarray(self.shape.parents, jnp.int32), tokens.shape)
     return tree_lib.TokenTree(tokens=tokens, parents=parents,
                               size=jnp.where(most > 0, tokens.shape[1], 1).astype(jnp.int32))
@@ -126,19 +139,3 @@ class Medusa(base.Defaults):
       length = self.length.observe(length, committed.drafted, base.accepted_of_chain(committed))
     return state.replace(hidden=jnp.where(some[:, None], hidden, state.hidden), known=state.known | some, length=length)
 
-
-def shared_rows(target, head) -> jax.Array | None:
-  """The rows of the target's head that `head` drafts from, f[U, E]; None where it takes them all, or has its own."""
-  if head.ids is None or getattr(head, "vocabulary", None) is not None:
-    return None
-  weights = target.weights
-  return jnp.take(weights.embedding if weights.head is None else weights.head, head.ids, axis=0)
-
-
-def _matrix(target, head, shared):
-  """What `head.logits` takes besides."""
-  if head.vocabulary is not None:
-    return None
-  weights = target.weights
-  whole = weights.embedding if weights.head is None else weights.head
-  return whole[:target.vocab_size] if shared is None else shared

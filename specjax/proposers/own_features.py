@@ -6,6 +6,7 @@ tenth of its accepted tokens).
 
 Letters: B batch rows, S entries, N committed tokens of one pass, F feature width.
 """
+import chex
 from flax import struct
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ class OwnFeatures:
 
   def observe(self, features: jax.Array, committed: base.Committed) -> "OwnFeatures":
     """With those of newly committed tokens, f[B, N, F]; behind the counted ones stands what nobody reads."""
+    chex.assert_axis_dimension_lteq(features, 1, _LONGEST)
     new = features.astype(self.values.dtype)
     if self.known.shape[0] == 1:
       values = jax.lax.dynamic_update_slice(self.values, new, (0, self.known[0], 0))

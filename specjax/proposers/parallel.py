@@ -12,29 +12,27 @@ from specjax import growth
 from specjax import tree as tree_lib
 from specjax.proposers import autoregressive
 from specjax.proposers import base
-
-
-def spread(ids: jax.Array | None, vocabulary: int):
-  """Logits of draft ids f[..., U] -> of the target's ids f[..., V], -inf where there is none; `ids` i32[U] or None."""
-  if ids is None:
-    return lambda logits: logits[..., :vocabulary]
-  return lambda logits: jnp.full((*logits.shape[:-1], vocabulary), -jnp.inf, logits.dtype).at[..., ids].set(logits)
+from specjax.proposers import length as length_lib
 
 
 def chain(logits: jax.Array, ids, context: base.Context, keys, drawing, most, rule, rule_state,
           vocabulary: int) -> autoregressive.Chain:
   """A chain of up to `most` i32[B] tokens from `logits` f[B, N, U], greedy or drawn; see `autoregressive.draft_chain`."""
-  full, depths = spread(ids, vocabulary), logits.shape[1]
-  at = lambda index: full(jax.lax.dynamic_index_in_dim(logits, jnp.minimum(index, depths - 1), 1, keepdims=False))
+  depths = logits.shape[1]
+  at = lambda index: jax.lax.dynamic_index_in_dim(logits, jnp.minimum(index, depths - 1), 1, keepdims=False)
   advance = lambda token, index, extra: (at(index + 1), extra)
-  return autoregressive.draft_chain(advance, (), at(jnp.int32(0)), context, keys, drawing, depths, most, rule, rule_state)
+  return autoregressive.draft_chain(advance, (), at(jnp.int32(0)), context, keys, drawing, depths, most, rule, rule_state,
+                                    ids=ids, vocabulary=vocabulary)
 
 
-def tree(logits: jax.Array, ids, context: base.Context, levels: jax.Array, beam: int,
+def tree(best: tuple[jax.Array, jax.Array], ids, context: base.Context, levels: jax.Array, beam: int,
          nodes: int) -> tree_lib.TokenTree:
-  """The `nodes` - 1 most probable nodes of depth up to `levels` i32[B]; points. A row of 0 levels drafts nothing."""
-  batch, depths = logits.shape[:2]
-  found, log_q = growth.children(logits, beam)
+  """The `nodes` - 1 most probable nodes of depth up to `levels` i32[B]; points. A row of 0 levels drafts nothing.
+
+  `best` are the ids i32[B, N, k] of each depth and their log-probabilities, see `growth.children`.
+  """
+  found, log_q = best
+  batch, depths = found.shape[:2]
   found = found if ids is None else ids[found]
   found, log_q = growth.without_ends(found, log_q, context.rules.eos)
   pool, front = growth.start(found[:, 0], jnp.where((levels > 0)[:, None], log_q[:, 0], -jnp.inf), depths)
@@ -42,3 +40,17 @@ def tree(logits: jax.Array, ids, context: base.Context, levels: jax.Array, beam:
   for depth in range(1, depths):
     pool, front = growth.expand(pool, front, alike(found, depth), alike(log_q, depth))
   return growth.rerank(pool, context.pending, nodes, max_level=levels)[0]
+
+
+def if_any(rows: jax.Array, run):
+  """`run()`, or zeros of its shape where none of `rows` bool[B] asks for it."""
+  nothing = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(run))
+  return jax.lax.cond(rows.any(), run, nothing)
+
+
+def check_tree(is_tree: bool, drawing, length) -> None:
+  """Raises ValueError for options of a chain where a tree is drafted."""
+  if is_tree and drawing.sampled:
+    raise ValueError("sampled=True draws a chain: a tree's nodes are chosen by probability; leave the tree out")
+  if is_tree and not isinstance(length, length_lib.Fixed):
+    raise ValueError(f"length={type(length).__name__}() ends a chain: a tree is as large as it is; leave one of them out")

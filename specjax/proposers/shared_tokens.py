@@ -26,7 +26,6 @@ from specjax.proposers import autoregressive
 from specjax.proposers import base
 from specjax.proposers import length as length_lib
 from specjax.proposers import own_cache
-from specjax import processors
 
 _CHUNK = 64   # tokens that are read in one turn, and ids that are written
 _LONGEST = 32  # ids of one token's spelling
@@ -108,7 +107,7 @@ class SharedTokens(autoregressive.Chained):
     """See `base.Proposer.propose`."""
     del target, cache
     limit = self.length.limit(state.length, self.num_tokens)
-    possible = self._possible(context)
+    possible = autoregressive.possible(self.table.counterpart >= 0, context, self.drawing)
     text = read(self.table, state.text, context, possible & (autoregressive.room(context, self.num_tokens) > 0)
                 & (limit > 0))
     own = context.replace(tokens=text.ids, length=text.length)
@@ -136,18 +135,6 @@ class SharedTokens(autoregressive.Chained):
       return state
     return state.replace(own=state.own.accept(committed), length=self.length.observe(
         state.length, committed.drafted, base.accepted_of_chain(committed)))
-
-  def _possible(self, context):
-    """bool[B]; rows whose request leaves at least one token that both have: from any other there is no law to draw."""
-    has = jnp.broadcast_to(self.table.counterpart >= 0, (context.length.shape[0], self.table.counterpart.shape[0]))
-    params = self.drawing.params(context.params)
-    if not params.adjusts:
-      return has.any(-1)
-    prefixes = processors.Prefixes(tokens=context.tokens, length=context.length, start=context.start,
-                                   eos=context.rules.eos, path_tokens=context.pending[:, None],
-                                   mask=jnp.ones((has.shape[0], 1, 1), bool))
-    flat = jnp.where(has, 0.0, -jnp.inf)
-    return (processors.adjust(flat[:, None], params, prefixes)[:, 0] > -jnp.inf).any(-1)
 
 
 def shared_tokens(model: Any, target_tokenizer: tokenizer_lib.Tokenizer, drafter_tokenizer: tokenizer_lib.Tokenizer,

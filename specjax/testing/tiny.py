@@ -55,7 +55,7 @@ def pair() -> tuple[Decoder, Decoder, checkpoints.Tokenizer]:
 
 def eagle3(target: Decoder, ids: tuple[int, ...], seed: int = 0):
   """An EAGLE-3 head for a target, made of its last layer and of noise: right now and then."""
-  return _noisy(training_eagle3.init(target, np.asarray(ids), (1, 2, target.config.layers), jax.random.key(seed)), seed)
+  return _noisy(training_eagle3.init(target, np.asarray(ids), _layers(target), jax.random.key(seed)), seed)
 
 
 def medusa(target: Decoder, ids: tuple[int, ...], heads: int = 3, seed: int = 0):
@@ -65,8 +65,13 @@ def medusa(target: Decoder, ids: tuple[int, ...], heads: int = 3, seed: int = 0)
 
 def dflash(target: Decoder, ids: tuple[int, ...], block: int = 4, seed: int = 0):
   """A DFlash drafter for a target, made of its last layers and of noise."""
-  return _noisy(training_dflash.init(target, np.asarray(ids), (1, 2, target.config.layers), layers=2, block=block,
+  return _noisy(training_dflash.init(target, np.asarray(ids), _layers(target), layers=2, block=block,
                                      mask_id=target.config.num_tokens - 1, key=jax.random.key(seed)), seed)
+
+
+def _layers(target):
+  """Three layers that heads read; some are the same where there are few."""
+  return tuple(min(layer, target.config.layers - 1) for layer in (1, 2, target.config.layers - 1))
 
 
 def _noisy(head, seed):

@@ -3,6 +3,7 @@
 Letters: B sequences of a batch, S tokens of each, D width of the target, F feature width.
 """
 import dataclasses
+import zlib
 
 from flax import struct
 import jax
@@ -10,6 +11,8 @@ import numpy as np
 
 from specjax.training import corpus
 from specjax.training import features
+
+_OPENING = 64  # tokens of plain text that stand for a prompt
 
 
 @struct.dataclass
@@ -30,8 +33,9 @@ class Data:
   Attributes:
     folders: of the corpora. layers: whose features. width: D.
     tokens: of a batch, about. max_tokens: sequences are cut there.
-    held_out: every `held_out`-th sequence is for evaluation only; 0 for none.
-    limit: train on so many tokens, at most: for curves of acceptance against data.
+    held_out: one in so many sequences is for evaluation only, which follows from its prompt, so that a prompt that was
+      answered twice is on one side; 0 for none.
+    limit: train on so many tokens, at most, of all kinds alike: for curves of acceptance against data.
   """
   folders: tuple[str, ...]
   layers: tuple[int, ...]
@@ -42,23 +46,33 @@ class Data:
   limit: int | None = None
 
   def __post_init__(self):
-    places, held, used = [], [], 0
-    left = np.inf if self.limit is None else self.limit
+    places, held, total = [], [], 0
     for folder, index in ((folder, index) for folder in self.folders for index in corpus.indices(folder)):
       sequences = corpus.read(folder, index)
-      for which in range(len(sequences)):
-        length = min(len(sequences[which]), self.max_tokens)
-        if self.held_out and which % self.held_out == self.held_out - 1:
-          held.append((folder, index, which, length))
-        elif length <= left:
-          places.append((folder, index, which, length))
-          used, left = used + length, left - length
+      for which, start in enumerate(sequences.starts):
+        ids = sequences[which]
+        place = (folder, index, which, min(len(ids), self.max_tokens))
+        total += len(ids)
+        if self.held_out and zlib.crc32(ids[:start or _OPENING].tobytes()) % self.held_out == 0:
+          held.append(place)
         else:
-          left = 0  # what comes behind the first that is too long is left out as well, however short
+          places.append((zlib.crc32(ids.tobytes()), place))
+    # By a number that has nothing to do with the order of files, whose kinds of text differ.
+    places = [place for _, place in sorted(places, key=lambda pair: pair[0])] if self.limit else [p for _, p in places]
+    within = np.cumsum([place[-1] for place in places]) <= (self.limit or np.inf)
+    places = [place for place, fits in zip(places, within) if fits]
+    used = sum(place[-1] for place in places)
     if not places:
       raise ValueError(f"{', '.join(self.folders)}: there are no sequences to train on")
-    for name, value in (("places", places), ("held", held), ("training_tokens", used), ("_files", {}), ("_plans", {})):
+    for name, value in (("places", places), ("held", held), ("training_tokens", used),
+                        ("corpus_tokens", total), ("_files", {}), ("_plans", {})):
       object.__setattr__(self, name, value)
+
+  def answers(self):
+    """Of every sequence that is trained on, what the target wrote, or all of plain text: i32[] each."""
+    for folder, index, which, length in self.places:
+      sequences = self._sequences(folder, index)
+      yield sequences[which][sequences.starts[which]:length]
 
   def epoch_steps(self) -> int:
     """Batches of one pass over the data."""
@@ -86,6 +100,11 @@ class Data:
       self._plans[epoch, seed] = [groups[i] for i in rng.permutation(len(groups))]
     return self._plans[epoch, seed]
 
+  def _sequences(self, folder, index):
+    if (folder, index) not in self._files:
+      self._files[folder, index] = corpus.read(folder, index)
+    return self._files[folder, index]
+
   def _load(self, rows, size):
     total = len(self.layers) * self.width
     tokens, top = np.zeros((2, len(rows), size), np.int32)
@@ -94,9 +113,10 @@ class Data:
     for row, (folder, index, which, length) in enumerate(rows):
       if row and rows[row] == rows[row - 1]:
         continue  # fills the batch up: empty, so that no sequence counts twice
-      if (folder, index) not in self._files:
-        self._files[folder, index] = (corpus.read(folder, index), features.read(folder, index, self.layers))
-      sequences, file = self._files[folder, index]
+      sequences = self._sequences(folder, index)
+      if ("features", folder, index) not in self._files:
+        self._files["features", folder, index] = features.read(folder, index, self.layers)
+      file = self._files["features", folder, index]
       begin = sequences.offsets[which]
       tokens[row, :length] = sequences[which][:length]
       top[row, :length] = file.top[begin:begin + length]

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import sampling
 from specjax.training import corpus
 
 _TOKENS = 2048   # of one forward pass, about
-_MULTIPLE = 64   # lengths of passes
-_HEAD_ROWS = 256  # tokens whose logits stand in memory together
+_MULTIPLE = 64   # lengths of passes are multiples of it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,9 +98,9 @@ def _forward(target, tokens, mask, *, layers):
   positions = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), tokens.shape)
   out = target.forward(tokens, positions, jnp.broadcast_to(mask, (batch, size, size)), target.init_cache(batch, 1),
                        features=layers)
-  best = jax.lax.map(lambda hidden: jnp.argmax(target.logits(hidden), -1).astype(jnp.int32), out.hidden.reshape(
-      -1, min(_HEAD_ROWS, size), out.hidden.shape[-1])) if batch * size % min(_HEAD_ROWS, size) == 0 else jnp.argmax(
-          target.logits(out.hidden), -1).astype(jnp.int32)
+  # Logits of a few tokens at a time: those of a whole pass are hundreds of megabytes.
+  some = out.hidden.reshape(-1, _MULTIPLE, out.hidden.shape[-1])
+  best = jax.lax.map(lambda hidden: sampling.argmax(target.logits(hidden)), some)
   values = jnp.concatenate([*out.features, out.hidden], -1)
   # Residual streams of some models hold values beyond float16.
   return jnp.clip(values, -65504, 65504).astype(jnp.float16), best.reshape(batch, size)

@@ -30,8 +30,7 @@ def asked(batch: batches.Batch, by: int, answers_only: bool) -> jax.Array:
 
 def head_rows(target, ids: np.ndarray) -> jax.Array:
   """The target's head at `ids` i32[U]: f[U, D]."""
-  head = target.weights.embedding if target.weights.head is None else target.weights.head
-  return jnp.take(head, jnp.asarray(ids), axis=0)
+  return jnp.take(target.head, jnp.asarray(ids), axis=0)
 
 
 def is_drafted(ids: jax.Array, vocab_size: int) -> jax.Array:

@@ -24,11 +24,13 @@ class Trainer:
 
   Attributes:
     params: at step 0. loss: (params, *arguments, batch) -> (loss, metrics). arguments: arrays.
+    measure: the loss over answers alone, whatever it is trained on, so that runs can be compared.
     batch: step -> what the loss takes. evaluation: the same of held-out sequences, all of them.
     head: params -> the head. proposer: head -> a proposer of chains.
   """
   params: Any
   loss: Callable
+  measure: Callable
   arguments: tuple
   batch: Callable
   evaluation: Callable
@@ -38,9 +40,9 @@ class Trainer:
 
 def layers_of_eagle3(layers: int) -> tuple[int, ...]:
   """The layers that EAGLE-3's own heads read of a target of `layers`: those entered by hidden states 2, L / 2, L - 3.
-  A target of fewer than 7 layers has no such three: its middle, what lies around it, and its end."""
+  A target of fewer than 7 layers has no such three: its middle, what lies around it, and the last."""
   if layers < 7:
-    return tuple(sorted({max(layers // 4, 1), max(layers // 2, 1), layers}))
+    return tuple(sorted({max(layers // 4, 1), max(layers // 2, 1), max(layers - 1, 1)}))
   return (2, layers // 2, layers - 3)
 
 
@@ -48,7 +50,7 @@ def train_eagle3(target, data: batches.Data, ids: np.ndarray, recipe: eagle3.Rec
                  start: Any = None) -> Trainer:
   """An EAGLE-3 head; from `start`, another head of the same shape, if given."""
   head = start or eagle3.init(target, ids, data.layers, jax.random.key(seed))
-  return Trainer(params=_trainable(head), loss=functools.partial(eagle3.loss, recipe=recipe),
+  return Trainer(params=_trainable(head), **_losses(eagle3.loss, recipe),
                  arguments=(eagle3.frozen(target, ids), jnp.asarray(ids)),
                  batch=lambda step: data.batch(step, seed), evaluation=data.evaluation,
                  head=functools.partial(_made_of, head),
@@ -59,7 +61,7 @@ def train_medusa(target, data: batches.Data, ids: np.ndarray, recipe: medusa.Rec
                  blocks: int = 1, own_vocabulary: bool = False, start: Any = None) -> Trainer:
   """Medusa's heads; from `start` if given."""
   head = start or medusa.init(target, ids, heads, blocks=blocks, own_vocabulary=own_vocabulary)
-  return Trainer(params=_trainable(head), loss=functools.partial(medusa.loss, recipe=recipe),
+  return Trainer(params=_trainable(head), **_losses(medusa.loss, recipe),
                  arguments=(shifts.head_rows(target, ids), jnp.asarray(ids)),
                  batch=lambda step: data.batch(step, seed), evaluation=data.evaluation,
                  head=functools.partial(_made_of, head),
@@ -71,11 +73,14 @@ def train_dflash(target, data: batches.Data, ids: np.ndarray, recipe: dflash.Rec
   """A DFlash drafter; from `start` if given."""
   head = start or dflash.init(target, ids, data.layers, layers=layers, block=block, mask_id=mask_id,
                               key=jax.random.key(seed), causal=causal)
-  drawn = lambda batch, *entropy: dflash.anchored(batch, anchors, np.random.default_rng(entropy), recipe.answers_only)
-  return Trainer(params=_trainable(head), loss=functools.partial(dflash.loss, recipe=recipe),
+
+  def drawn(batch, *entropy, answers_only=recipe.answers_only):
+    return dflash.anchored(batch, anchors, np.random.default_rng(entropy), answers_only)
+
+  return Trainer(params=_trainable(head), **_losses(dflash.loss, recipe),
                  arguments=(target.weights.embedding, shifts.head_rows(target, ids), jnp.asarray(ids)),
                  batch=lambda step: drawn(data.batch(step, seed), seed, step),
-                 evaluation=lambda: [drawn(batch, seed, 0, i) for i, batch in enumerate(data.evaluation())],
+                 evaluation=lambda: [drawn(batch, seed, 0, i, answers_only=True) for i, batch in enumerate(data.evaluation())],
                  head=functools.partial(_made_of, head),
                  proposer=lambda head: proposers.DFlash(head=head, num_tokens=block - 1))
 
@@ -91,8 +96,9 @@ def with_accuracy(head, data: batches.Data, target, ids: np.ndarray, ranks: int 
 
 
 def held_out(trainer: Trainer) -> Callable:
-  """params -> metrics of the held-out sequences, and the tokens of a step that these drafts make of a chain."""
-  measure = jax.jit(lambda params, arguments, batch: trainer.loss(params, *arguments, batch)[1])
+  """params -> metrics of the answers of held-out sequences, and the tokens of a step that a chain of these drafts makes
+  on that very text."""
+  measure = jax.jit(lambda params, arguments, batch: trainer.measure(params, *arguments, batch)[1])
 
   def evaluate(params):
     given = trainer.evaluation()
@@ -104,6 +110,12 @@ def held_out(trainer: Trainer) -> Callable:
     return mean | {"expected_tokens": 1 + sum(value for name, value in mean.items() if name.startswith("share_"))}
 
   return evaluate
+
+
+def _losses(loss, recipe):
+  """As trained, and as measured."""
+  return {"loss": functools.partial(loss, recipe=recipe),
+          "measure": functools.partial(loss, recipe=dataclasses.replace(recipe, answers_only=True))}
 
 
 def _labels(batch):

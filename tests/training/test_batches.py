@@ -3,6 +3,7 @@ import collections
 import hashlib
 import subprocess
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -82,11 +83,16 @@ def test_a_step_is_the_same_batch_in_every_process(folders):
   assert done.stdout.strip() == wanted
 
 
+def is_held(tokens, start):
+  """Whether a sequence is held out, of those that are not cut."""
+  return zlib.crc32(np.asarray(tokens[:start or 64], np.int32).tobytes()) % 10 == 0
+
+
 def test_every_sequence_occurs_once_an_epoch_and_epochs_differ(folders):
   data = make(folders)
   count = data.epoch_steps()
   epochs = [[texts(data.batch(epoch * count + step, 1)) for step in range(count)] for epoch in range(3)]
-  wanted = sorted(text for texts in all_texts(folders) for i, text in enumerate(texts) if i % 10 != 9)
+  wanted = sorted(text for texts in all_texts(folders) for text in texts if not is_held(*text))
   for epoch in epochs:
     assert sorted(text for batch in epoch for text in batch) == wanted
   assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
@@ -97,20 +103,32 @@ def test_every_sequence_occurs_once_an_epoch_and_epochs_differ(folders):
 def test_held_out_sequences_are_never_trained_on(folders):
   data = make(folders)
   held = sorted(text for batch in data.evaluation() for text in texts(batch))
-  assert held == sorted(text for texts in all_texts(folders) for i, text in enumerate(texts) if i % 10 == 9)
+  assert held == sorted(text for texts in all_texts(folders) for text in texts if is_held(*text))
   seen = {text for step in range(3 * data.epoch_steps()) for text in texts(data.batch(step, 0))}
   assert held and not seen & set(held)
   assert sum(len(tokens) for tokens, _ in seen) == data.training_tokens
   assert not make(folders, held_out=0).evaluation()
 
 
-def test_a_limit_holds_and_changes_nothing_of_what_is_held_out(folders):
-  whole, few = make(folders), make(folders, limit=1000)
-  seen = {text for step in range(few.epoch_steps()) for text in texts(few.batch(step, 0))}
-  assert 1000 - 160 < few.training_tokens <= 1000 and few.training_tokens == sum(len(tokens) for tokens, _ in seen)
-  first = [text for i, text in enumerate(all_texts(folders)[0]) if i % 10 != 9]
-  assert seen == set(first[:len(seen)])  # the first ones, not those that happen to fit
-  assert few.held == whole.held
+def test_a_prompt_that_was_answered_twice_is_on_one_side(tmp_path):
+  rng = np.random.default_rng(0)
+  prompts = [rng.integers(0, 99, 6).tolist() for _ in range(60)]
+  for name in "ab":
+    (tmp_path / name).mkdir()
+    corpus.write(tmp_path / name, 0, corpus.pack([(prompt + rng.integers(0, 99, 9).tolist(), 6) for prompt in prompts]))
+  data = make([str(tmp_path / name) for name in "ab"])
+  beginnings = lambda places: {tuple(corpus.read(folder, index)[which][:6].tolist()) for folder, index, which, _ in places}
+  assert data.held and not beginnings(data.held) & beginnings(data.places)
+
+
+def test_a_limit_holds_takes_of_every_file_and_changes_nothing_of_what_is_held_out(folders):
+  whole, few, fewer = make(folders), make(folders, limit=2500), make(folders, limit=1000)
+  for data, limit in ((few, 2500), (fewer, 1000)):
+    seen = {text for step in range(data.epoch_steps()) for text in texts(data.batch(step, 0))}
+    assert limit - 160 < data.training_tokens <= limit and data.training_tokens == sum(len(tokens) for tokens, _ in seen)
+    assert data.held == whole.held
+  assert set(fewer.places) < set(few.places) < set(whole.places)  # a curve only ever adds
+  assert {place[:2] for place in few.places} == {place[:2] for place in whole.places}
   assert make(folders, limit=10**9).training_tokens == whole.training_tokens
   with pytest.raises(ValueError, match="no sequences to train on"):
     make(folders, limit=4)

@@ -4,6 +4,7 @@ import json
 import numpy as np
 import pytest
 
+from specjax.training import batches
 from specjax.training import corpus
 from specjax.training import vocabulary
 
@@ -69,19 +70,26 @@ def folders(tmp_path):
   return tmp_path / "a", tmp_path / "b"
 
 
-def test_a_head_drafts_the_most_frequent_ids_of_answers(folders):
-  # Answers hold 7 7, 1, 5 and 2 2; the four 3 stand in a prompt.
-  ids, covered = vocabulary.frequent(folders, 2, 12)
+TEXTS = [np.array(text) for text in ([7, 7, 1], [5], [2, 2])]
+
+
+def test_a_head_drafts_the_most_frequent_ids():
+  ids, covered = vocabulary.frequent(TEXTS, 2, 12)
   assert ids.tolist() == [2, 7] and ids.dtype == np.int32 and covered == pytest.approx(4 / 6)
-  ids, covered = vocabulary.frequent(folders[:1], 3, 12)
+  ids, covered = vocabulary.frequent(TEXTS[:2], 3, 12)
   assert ids.tolist() == [1, 5, 7] and covered == 1
-  assert vocabulary.frequent(folders, 12, 12)[0].tolist() == list(range(12))
+  assert vocabulary.frequent(TEXTS, 12, 12)[0].tolist() == list(range(12))
 
 
-def test_ids_to_keep_are_kept(folders):
-  ids, covered = vocabulary.frequent(folders, 2, 12, keep=(11, 3))
+def test_ids_to_keep_are_kept():
+  ids, covered = vocabulary.frequent(TEXTS, 2, 12, keep=(11, 3))
   assert ids.tolist() == [3, 11] and covered == 0
-  assert vocabulary.frequent(folders, 3, 12, keep=(11, 3))[0].tolist() == [2, 3, 11]
+  assert vocabulary.frequent(TEXTS, 3, 12, keep=(11, 3))[0].tolist() == [2, 3, 11]
+
+
+def test_prompts_do_not_count(folders):
+  data = batches.Data(folders=tuple(map(str, folders)), layers=(), width=4, held_out=0)
+  assert sorted(np.concatenate(list(data.answers())).tolist()) == [1, 2, 2, 5, 7, 7]
 
 
 def test_a_mask_is_an_id_that_no_text_holds(folders):

@@ -64,7 +64,7 @@ def drafted(proposer, prompts=PROMPTS, steps=STEPS):
       for row, size in enumerate(drawn.size):
         assert size > 1
         found.append((text[row, :length[row]].tolist(), drawn.tokens[row, 1:size].tolist(),
-                      drawn.q.probs[row, :size - 1]))
+                      np.asarray(drawn.q.dense(TARGET.vocab_size))[row, :size - 1]))
     if step < max(steps):  # as `decode.step` goes on
       outcome = verify(state.replace(proposer=()), tree)
       state = commit(proposer, state.replace(proposer=own), outcome)

@@ -47,6 +47,9 @@ def load_head(path, *, target=None, dtype=None):
       head.check(target)
     except ValueError as error:
       raise CheckpointError(f"{source.path}: {error}") from error
+    if target.config.layers in getattr(head, "features", ()):
+      raise CheckpointError(f"{source.path}: the head reads the output of the target's last layer, {target.config.layers}; "
+                            "published trainers differ in whether that is behind the final norm, so it is not supported")
   return head
 
 

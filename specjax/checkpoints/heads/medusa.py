@@ -4,8 +4,9 @@ Head i is a list of modules, `{i}.{b}` under `medusa_head.` in a whole model and
 residual blocks, which are one module used again and so hold the same tensors if all of them are stored, and behind them
 a matrix over the vocabulary. Published configurations say 2 heads where the file holds 5, so heads are counted in it.
 
-Ours: `rank_accuracy`, how often the choice of each rank of each head was right; with `shares_target_head` in the configuration the heads have no such matrix and use the target's; and
-`draft_vocab_size` with d2t and t2d, as in EAGLE-3, where they draft only some ids.
+Ours, in the configuration: with `shares_target_head` the heads have no such matrix and use the target's; with
+`draft_vocab_size`, beside d2t and t2d as in EAGLE-3, they draft only some ids; `rank_accuracy` says how often the choice
+of each rank of each head was right.
 """
 import re
 from typing import Any
@@ -83,7 +84,8 @@ def _accuracy(settings, heads):
     return None
   try:
     made = np.asarray(table, np.float64)
-    fits = made.ndim == 2 and len(made) == heads and made.min() >= 0 and made.sum(1).max() <= 1 + 1e-6
+    # Rounded numbers may add up to a little more.
+    fits = made.ndim == 2 and len(made) == heads and made.min() >= 0 and made.sum(1).max() <= 1 + 1e-3
   except (ValueError, TypeError):
     fits = False
   if not fits:

@@ -1,0 +1,29 @@
+"""Heads that draft some of the target's ids only: from their logits to the target's vocabulary and back.
+
+Letters: B batch rows, U draft ids, V vocabulary, E width of the target.
+"""
+import jax
+import jax.numpy as jnp
+
+
+def spread(logits: jax.Array, ids: jax.Array | None, vocabulary: int) -> jax.Array:
+  """Logits of draft ids f[..., U] -> of the target's ids f[..., V], -inf where there is none; `ids` i32[U] or None."""
+  if ids is None:
+    return logits[..., :vocabulary]
+  return jnp.full((*logits.shape[:-1], vocabulary), -jnp.inf, logits.dtype).at[..., ids].set(logits)
+
+
+def known(ids: jax.Array | None, vocabulary: int) -> jax.Array:
+  """bool[V]: the ids that can be drafted."""
+  return jnp.ones((vocabulary,), bool) if ids is None else jnp.zeros((vocabulary,), bool).at[ids].set(True)
+
+
+def shared_rows(target, ids: jax.Array | None) -> jax.Array | None:
+  """The rows of the target's head that are drafted from, f[U, E]; None where it is all of them."""
+  return None if ids is None else jnp.take(target.head, ids, axis=0)
+
+
+def check(target, ids: jax.Array | None) -> None:
+  """Raises ValueError for draft ids that the target never emits: rows of its head that only fill it up."""
+  if ids is not None and not isinstance(ids, jax.core.Tracer) and int(ids.max()) >= target.vocab_size:
+    raise ValueError(f"the head drafts id {int(ids.max())}, and the ids of this target are 0 to {target.vocab_size - 1}")
