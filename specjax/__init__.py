@@ -2,6 +2,8 @@
 from specjax import checkpoints
 from specjax import proposers
 from specjax import verifiers
+from specjax.checkpoints.heads import load_head
+from specjax.checkpoints.heads import save_head
 from specjax.constraints import Automaton
 from specjax.drivers import Delta
 from specjax.drivers import generate
@@ -14,4 +16,4 @@ from specjax.tree import TokenTree
 __version__ = "0.1.0"
 
 __all__ = ["Automaton", "Delta", "GenerateResult", "SamplingParams", "TokenTree", "checkpoints", "generate", "load",
-           "proposers", "stream", "verifiers"]
+           "load_head", "proposers", "save_head", "stream", "verifiers"]

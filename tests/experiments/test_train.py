@@ -14,7 +14,7 @@ from specjax.training import loop
 import programs
 
 TARGET = f"--target={programs.TINY}"
-TRAIN = [TARGET, "--steps=5", "--draft_vocab=40", "--batch_tokens=512", "--max_tokens=64"]
+TRAIN = [TARGET, "--steps=5", "--batch_tokens=512", "--max_tokens=64"]
 KINDS = {"eagle3": ["--passes=2"], "medusa": ["--heads=2"], "dflash": ["--block=4", "--head_layers=1"]}
 FIRST = "--batch_size=8", "--max_new_tokens=20"
 # Drafts with the heads that were written, beside plain decoding.
@@ -64,7 +64,8 @@ def ended(root, tmp_path_factory):
 
   def train(kind, outdir, *flags, corpora=("data",)):
     names = ",".join(str(root / name) for name in corpora)
-    return ["train", [*TRAIN, *KINDS[kind], f"--head={kind}", f"--corpus={names}", f"--outdir={root / outdir}", *flags]]
+    own = [] if any(flag.startswith("--start_from=") for flag in flags) else ["--draft_vocab=40"]
+    return ["train", [*TRAIN, *own, *KINDS[kind], f"--head={kind}", f"--corpus={names}", f"--outdir={root / outdir}", *flags]]
 
   both = ["--temperatures=0,0.7", *FIRST]
   first, second, third = (str(corpus.path(root / "data", index)) for index in range(3))
@@ -90,6 +91,7 @@ def ended(root, tmp_path_factory):
       "few": (*train("medusa", "refused", corpora=("few",)), ""),
       "other start": (*train("medusa", "refused", f"--start_from={root / 'eagle3' / 'head'}"), ""),
       "other size": (*train("medusa", "refused", "--heads=3", f"--start_from={root / 'medusa' / 'head'}"), ""),
+      "own ids": (*train("medusa", "refused", f"--start_from={root / 'medusa' / 'head'}", "--draft_vocab=9"), ""),
       "too deep": (*train("dflash", "refused", "--head_layers=3"), ""),
       "no outdir": ("train", [*TRAIN, "--corpus=x"], ""),
       "sampled": (*train("medusa", "refused", "--temperature=1"), ""),
@@ -169,8 +171,8 @@ def test_a_run_that_is_done_writes_again_what_is_lost_and_trains_no_more(ended):
     ("write nothing", "--prompts and --corpus are both needed"), ("write sampled", "--temperature=1"),
     ("changed", "holds a run with learning_rate=0.001, not 0.1"), ("grown", "choose another folder"),
     ("other flag", "--passes=3 is an option of --head=eagle3"), ("foreign", "was written by 'smollm2-135m'"),
-    ("no corpus", "holds no corpus"), ("few", "write more sequences"),
-    ("other start", "is a head of the kind eagle3"), ("other size", "has 2"), ("too deep", "--head_layers"),
+    ("no corpus", "holds no corpus"), ("few", "too few; write more"),
+    ("other start", "is a head of the kind eagle3"), ("other size", "has 2"), ("own ids", "--draft_vocab=9"), ("too deep", "--head_layers"),
     ("no outdir", "--corpus and --outdir are both needed"), ("sampled", "--temperature=1")])
 def test_what_is_refused(root, ended, case, message):
   assert ended[case].code == 2 and message in ended[case].message, ended[case].err
