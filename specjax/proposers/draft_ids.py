@@ -4,6 +4,7 @@ Letters: B batch rows, U draft ids, V vocabulary, E width of the target.
 """
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def spread(logits: jax.Array, ids: jax.Array | None, vocabulary: int) -> jax.Array:
@@ -25,5 +26,8 @@ def shared_rows(target, ids: jax.Array | None) -> jax.Array | None:
 
 def check(target, ids: jax.Array | None) -> None:
   """Raises ValueError for draft ids that the target never emits: rows of its head that only fill it up."""
-  if ids is not None and not isinstance(ids, jax.core.Tracer) and int(ids.max()) >= target.vocab_size:
-    raise ValueError(f"the head drafts id {int(ids.max())}, and the ids of this target are 0 to {target.vocab_size - 1}")
+  if ids is None or isinstance(ids, jax.core.Tracer):
+    return
+  greatest = int(np.asarray(ids).max())  # by NumPy: inside a traced function JAX would trace it
+  if greatest >= target.vocab_size:
+    raise ValueError(f"the head drafts id {greatest}, and the ids of this target are 0 to {target.vocab_size - 1}")

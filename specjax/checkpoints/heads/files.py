@@ -60,7 +60,7 @@ def open_head(path) -> tuple[Settings, object]:
 
 def write_head(folder, name: str, config: dict, tensors: dict, dtype) -> None:
   """Writes config.json and the tensors as `name`; floats in `dtype`, or as they are when it is None."""
-  from safetensors.numpy import save_file
+  from safetensors.numpy import save
   folder = pathlib.Path(folder).expanduser()
   arrays = {}
   for key, value in tensors.items():
@@ -75,7 +75,7 @@ def write_head(folder, name: str, config: dict, tensors: dict, dtype) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     # Beside the old ones first: a save that is interrupted leaves a whole head.
     parts = {file: folder / f"{file}.part" for file in (name, "config.json")}
-    save_file(arrays, parts[name], metadata={"format": "pt"})
+    parts[name].write_bytes(save(arrays, metadata={"format": "pt"}))  # as readable as config.json; its own writer's is not
     parts["config.json"].write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     for file, part in parts.items():
       os.replace(part, folder / file)
