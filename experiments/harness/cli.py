@@ -8,6 +8,7 @@ from absl import flags
 from absl import logging
 import jax
 
+from experiments.harness import interrupt
 from specjax.checkpoints import registry
 
 
@@ -31,6 +32,7 @@ def run(main) -> None:
   def guarded(_):
     logging.set_verbosity(logging.WARNING)
     keep_compiled_programs()
+    interrupt.remember()
     try:
       main()
     except BrokenPipeError:  # whoever read our output has gone, as in `| head`

@@ -8,6 +8,7 @@ import numpy as np
 
 import specjax
 from experiments import workloads
+from experiments.harness import interrupt
 from specjax import proposers
 from specjax.training import corpus
 
@@ -110,6 +111,7 @@ def _answers(job, target, prompts, begin, size, progress):
     for place, answer in zip(batch, result.token_ids):
       written[place] = ([*prompts[place], *answer], len(prompts[place]))
       progress.update(len(answer))
+    interrupt.heed()
   return [written[place] for place in sorted(written)]
 
 
