@@ -3,8 +3,10 @@
   python -m experiments.write_training_data --prompts=a.jsonl,b.jsonl --corpus=data/smollm2 --temperatures=0,0.7
 
 Prompt files are workloads (see `experiments.workloads`; the first turn of each request is taken). Rows of the category
-plain_text become training text as they are, without an answer. A run that was stopped goes on where it was. Prompts that
-are measured must not be trained on: a path with a folder named eval is refused.
+plain_text become training text as they are, without an answer. With --own_prompts the target writes prompts itself, behind
+the opening of a user's turn, and then answers them: text as it meets it, as much as is wanted (Magpie, arXiv 2406.08464).
+A run that was stopped goes on where it was. Prompts that are measured must not be trained on: a path with a folder named
+eval is refused.
 """
 import json
 
@@ -16,6 +18,7 @@ from experiments.harness import settings
 from experiments.harness import training_data
 
 _PROMPTS = flags.DEFINE_list("prompts", None, "Workload files, separated by commas.")
+_OWN = flags.DEFINE_integer("own_prompts", 0, "Prompts that the target writes itself.", lower_bound=0)
 _CORPUS = flags.DEFINE_string("corpus", None, "Folder to write into.")
 _TEMPERATURES = flags.DEFINE_list("temperatures", ["0"], "Answers are written at these in turn; 0 is greedy.")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "Prompts answered together.", lower_bound=1)
@@ -26,10 +29,10 @@ _MAX_PROMPTS = flags.DEFINE_integer("max_prompts", None, "Prompts to take, at mo
 
 def main():
   settings.uses_only(settings.TARGET, settings.MAX_NEW_TOKENS, settings.SEED)
-  if not _PROMPTS.value or not _CORPUS.value:
-    raise ValueError("--prompts and --corpus are both needed: files of prompts, and the folder to write into")
+  if not _CORPUS.value or not (_PROMPTS.value or _OWN.value):
+    raise ValueError("--corpus is needed, the folder to write into, and --prompts, files of them, or --own_prompts")
   job = training_data.Job(
-      target=settings.TARGET.value, prompts=tuple(_PROMPTS.value), temperatures=training_data.temperatures(
+      target=settings.TARGET.value, prompts=tuple(_PROMPTS.value or ()), own_prompts=_OWN.value, temperatures=training_data.temperatures(
           _TEMPERATURES.value), max_new_tokens=settings.MAX_NEW_TOKENS.value, max_prompt_tokens=_MAX_PROMPT.value,
       max_prompts=_MAX_PROMPTS.value, batch_size=_BATCH_SIZE.value, seed=settings.SEED.value)
   with tqdm.tqdm(desc="writing", unit="token", smoothing=0.05) as bar:

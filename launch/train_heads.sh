@@ -6,7 +6,7 @@
 #
 #   launch/train_heads.sh prompts.jsonl[,more.jsonl] runs/heads
 #
-# TARGET (smollm2-135m), EPOCHS (3), BATCH (32 prompts answered together), TOKENS (1024 of a training batch), LIMITS
+# TARGET (smollm2-135m), OWN_PROMPTS (4000 prompts that the target writes itself), EPOCHS (3), BATCH (32 prompts answered together), TOKENS (1024 of a training batch), LIMITS
 # ("50000 100000 200000" tokens of the curve). See launch/environment.sh for PYTHON and VENV.
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 [ $# -eq 2 ] || { echo "usage: launch/train_heads.sh PROMPTS OUTDIR" >&2; exit 2; }
@@ -17,7 +17,7 @@ train() {
     --epochs="${EPOCHS:-3}" --noanswers_only "$@"
 }
 "$VENV/bin/python" -m experiments.write_training_data --target="$target" --prompts="$prompts" --corpus="$out/corpus" \
-  --temperatures=0,0,0.7 --max_new_tokens=160 --batch_size="${BATCH:-32}"
+  --own_prompts="${OWN_PROMPTS:-4000}" --temperatures=0,0,0.7 --max_new_tokens=160 --batch_size="${BATCH:-32}"
 for head in eagle3 dflash medusa; do train --head=$head --outdir="$out/$head"; done
 for limit in ${LIMITS:-50000 100000 200000}; do
   train --head=eagle3 --limit_tokens="$limit" --outdir="$out/eagle3-$limit"

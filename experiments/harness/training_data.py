@@ -14,6 +14,8 @@ from specjax.training import corpus
 
 PLAIN_TEXT = "plain_text"
 _BATCHES = 8  # batches of one file
+_OWN_TOKENS = 80  # of a prompt that the target writes
+_OWN_SEEDS = 1 << 28  # those of prompts lie behind those of answers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Job:
   max_prompts: int | None
   batch_size: int
   seed: int
+  own_prompts: int = 0
 
   def facts(self) -> dict:
     """As the corpus records them; file names without their folders."""
@@ -60,7 +63,7 @@ def write(job: Job, folder, *, progress) -> dict:
   Returns:
     Counts: sequences, tokens, answer tokens, prompts that were too long.
   """
-  requests = _requests(job.prompts)
+  requests = _requests(job.prompts) if job.prompts else []
   folder = corpus.open_folder(folder, job.facts())
   target, tokenizer = specjax.load(job.target)
   sequences, prompts, long = [], [], 0
@@ -91,13 +94,42 @@ def write(job: Job, folder, *, progress) -> dict:
     if index not in done:
       corpus.write(folder, index, corpus.pack(_answers(job, target, prompts, begin, size, progress)))
     index += 1
+  for begin in range(0, job.own_prompts, size):
+    if index not in done:
+      own = _own_prompts(job, target, tokenizer, begin, min(begin + size, job.own_prompts), progress)
+      if own:
+        corpus.write(folder, index, corpus.pack(_answers(job, target, own, 0, len(own), progress, first_seed=begin)))
+    index += 1
   found = [corpus.read(folder, i) for i in corpus.indices(folder)]
   return {"sequences": sum(map(len, found)), "tokens": sum(len(s.tokens) for s in found),
           "answer_tokens": sum(int((np.diff(s.offsets) - s.starts)[s.starts > 0].sum()) for s in found),
           "prompts_too_long": long}
 
 
-def _answers(job, target, prompts, begin, size, progress):
+def _own_prompts(job, target, tokenizer, begin, end, progress):
+  """Prompts `begin` to `end` that the target writes where a user would: those that it ended, each once.
+
+  Drawn at temperature 1 from the most probable 95%; their tokens count as progress, for they take as long as answers.
+  """
+  mark = "\u2042"
+  opening = tokenizer.chat_text([{"role": "user", "content": mark}]).split(mark)[0]
+  ids, found = tokenizer.encode(opening), {}
+  for first in range(begin, end, job.batch_size):
+    seeds = [min(seed, end - 1) + _OWN_SEEDS for seed in range(first, first + job.batch_size)]  # always one shape
+    params = specjax.SamplingParams(temperature=1.0, top_p=0.95, seed=seeds)
+    result = specjax.generate(target, proposers.Plain(), [ids] * job.batch_size, params,
+                              max_new_tokens=min(_OWN_TOKENS, job.max_prompt_tokens), key=jax.random.key(job.seed))
+    for written, reason in zip(result.token_ids[:end - first], result.finish_reasons):
+      progress.update(len(written))
+      text = tokenizer.decode(written).strip()
+      prompt = tokenizer.chat([{"role": "user", "content": text}])
+      if reason == "stop" and len(text) > 2 and len(prompt) <= job.max_prompt_tokens:
+        found[text] = prompt
+    interrupt.heed()
+  return list(found.values())
+
+
+def _answers(job, target, prompts, begin, size, progress, first_seed=0):
   """The sequences of prompts `begin` to `begin + size`, written in batches of prompts of about one length."""
   places = sorted(range(begin, min(begin + size, len(prompts))), key=lambda place: len(prompts[place]))
   written = {}
@@ -105,7 +137,7 @@ def _answers(job, target, prompts, begin, size, progress):
     batch = places[first:first + job.batch_size]
     rows = batch + [batch[-1]] * (job.batch_size - len(batch))  # always one shape
     params = specjax.SamplingParams(temperature=[job.temperatures[place % len(job.temperatures)] for place in rows],
-                                    seed=rows)
+                                    seed=[first_seed + place for place in rows])
     result = specjax.generate(target, proposers.Plain(), [prompts[place] for place in rows], params,
                               max_new_tokens=job.max_new_tokens, key=jax.random.key(job.seed))
     for place, answer in zip(batch, result.token_ids):

@@ -62,6 +62,9 @@ def ended(root, tmp_path_factory):
   def write(prompts, name, *flags, target=TARGET):
     return ["write_training_data", [target, f"--prompts={root / prompts}", f"--corpus={root / name}", *flags]]
 
+  def write_own(*flags):
+    return ["write_training_data", [TARGET, f"--corpus={root / 'own'}", "--max_prompt_tokens=200", *FIRST, *flags]]
+
   def train(kind, outdir, *flags, corpora=("data",)):
     names = ",".join(str(root / name) for name in corpora)
     own = [] if any(flag.startswith("--start_from=") for flag in flags) else ["--draft_vocab=40"]
@@ -75,6 +78,8 @@ def ended(root, tmp_path_factory):
       "write other": (*write("prompts.jsonl", "data", "--temperatures=1", *FIRST), ""),
       "write few": (*write("few.jsonl", "few", *FIRST), ""),
       "write plain": (*write("plain.jsonl", "plain", "--max_new_tokens=20", "--max_prompt_tokens=30"), ""),
+      "write own": (*write_own("--own_prompts=90"), ""),
+      "write own on": (*write_own("--own_prompts=90"), "import os; os.remove({!r})".format(str(corpus.path(root / "own", 1)))),
       "write eval": (*write("eval/prompts.jsonl", "refused"), ""),
       "write broken": (*write("broken.jsonl", "refused"), ""),
       "write hot": (*write("prompts.jsonl", "refused", "--temperatures=0,hot"), ""),
@@ -99,6 +104,17 @@ def ended(root, tmp_path_factory):
   imports = ["experiments.harness.training", "experiments.harness.training_data"]
   found = programs.run_all(list(cases.values()), env=programs.environment(tmp_path_factory), imports=imports)
   return dict(zip(cases, found, strict=True))
+
+
+def test_the_target_writes_its_own_prompts(root, ended):
+  """Complete ones, each once in a file, and the same ones whenever they are written."""
+  assert ended["write own"].code == 0, ended["write own"].err
+  first, again = (json.loads(ended[name].out.split(": ", 1)[1]) for name in ("write own", "write own on"))
+  assert first == again and 0 < first["sequences"] <= 90
+  for index in corpus.indices(root / "own"):
+    sequences = corpus.read(root / "own", index)
+    prompts = [tuple(sequences[i][:start].tolist()) for i, start in enumerate(sequences.starts)]
+    assert len(set(prompts)) == len(prompts) and min(map(len, prompts)) > 3
 
 
 # --- training data ----------------------------------------------------------------------------------------------------
@@ -168,7 +184,7 @@ def test_a_run_that_is_done_writes_again_what_is_lost_and_trains_no_more(ended):
 @pytest.mark.parametrize("case,message", [
     ("write other", "begun with temperatures=[0.0, 0.7]"), ("write eval", "lies in a folder named eval"),
     ("write broken", "line 2: is no request"), ("write hot", "'hot' is no temperature"),
-    ("write nothing", "--prompts and --corpus are both needed"), ("write sampled", "--temperature=1"),
+    ("write nothing", "--prompts, files of them, or --own_prompts"), ("write sampled", "--temperature=1"),
     ("changed", "holds a run with learning_rate=0.001, not 0.1"), ("grown", "choose another folder"),
     ("other flag", "--passes=3 is an option of --head=eagle3"), ("foreign", "was written by 'smollm2-135m'"),
     ("no corpus", "holds no corpus"), ("few", "too few; write more"),
