@@ -108,7 +108,8 @@ class DFlash(base.Defaults):
     most = jnp.minimum(room, self.length.limit(state.length, self.max_depth))
     most = jnp.where(context.length > 1, most, 0)  # a prompt of one token has no features yet
     if self.samples:
-      most = jnp.where(autoregressive.possible(draft_ids.known(head.ids, target.vocab_size), context, self.drawing), most, 0)
+      known = draft_ids.known(head.ids, target.vocab_size)
+      most = jnp.where(autoregressive.possible(known, context, self.drawing), most, 0)
     wanted = most > 0
 
     def run(cache, size):

@@ -3,7 +3,7 @@
 Medusa (arXiv 2401.10774, FasterDecoding/Medusa). The state is one vector a row, the target's hidden state at the last
 committed token; the head for depth 1 sees what predicted the pending token. Drafts are a chain, or the tree of Medusa: a
 fixed shape, best first by how often the child of each rank was right at each depth (`static_trees.best_first`). The
-paper's typical acceptance is a verifier of its own and lossy (`verifiers.Typical`); here any verifier goes with it.
+paper's typical acceptance is a verifier of its own and lossy (`verifiers.LossyTypical`); here any verifier goes with it.
 
 Letters: B batch rows, N heads, T nodes, E width of the target, U draft ids, V vocabulary.
 """
@@ -97,7 +97,8 @@ class Medusa(base.Defaults):
     most = jnp.minimum(room, self.length.limit(state.length, self.max_depth))
     head, chain = self.head, self.shape is None
     if chain and self.samples:
-      most = jnp.where(autoregressive.possible(draft_ids.known(head.ids, target.vocab_size), context, self.drawing), most, 0)
+      known = draft_ids.known(head.ids, target.vocab_size)
+      most = jnp.where(autoregressive.possible(known, context, self.drawing), most, 0)
 
     def run():
       states = head.states(state.hidden, self.max_depth)
