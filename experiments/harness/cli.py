@@ -8,7 +8,6 @@ from absl import flags
 from absl import logging
 import jax
 
-from experiments.harness import interrupt
 from specjax.checkpoints import registry
 
 
@@ -32,7 +31,6 @@ def run(main) -> None:
   def guarded(_):
     logging.set_verbosity(logging.WARNING)
     keep_compiled_programs()
-    interrupt.remember()
     try:
       main()
     except BrokenPipeError:  # whoever read our output has gone, as in `| head`

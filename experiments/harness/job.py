@@ -13,7 +13,6 @@ from tqdm import tqdm
 from experiments import report
 from experiments.harness import costs as costs_lib
 from experiments.harness import environment
-from experiments.harness import interrupt
 from experiments.harness import measure
 from experiments.harness import methods
 from experiments.harness import rules
@@ -91,7 +90,6 @@ class Job:
     with tqdm(total=self._todo.runs, desc="measuring", unit="run", leave=False) as bar:
       for records in measure.measure(self._todo, lambda: bar.update(1)):
         self.folder.append(records)
-        interrupt.heed()
     self._measured = True
 
   def interrupted(self) -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import tqdm
 
 import specjax
-from experiments.harness import interrupt
 from experiments.harness import model_card
 from experiments.harness import training_curves
 from specjax.checkpoints import heads
@@ -120,7 +119,6 @@ def run(job: Job) -> dict:
           training_curves.draw(loop.read_metrics(folder), folder / "curves.png", job.head)
       bar.set_postfix(shown)
       bar.update()
-      interrupt.heed()
 
     params = loop.run(folder, trainer.params, trainer.loss, trainer.batch, schedule, arguments=trainer.arguments,
                       evaluate_every=job.evaluate_every, evaluate=evaluate, report=report)

@@ -8,7 +8,6 @@ import numpy as np
 
 import specjax
 from experiments import workloads
-from experiments.harness import interrupt
 from specjax import proposers
 from specjax.training import corpus
 
@@ -125,7 +124,6 @@ def _own_prompts(job, target, tokenizer, begin, end, progress):
       prompt = tokenizer.chat([{"role": "user", "content": text}])
       if reason == "stop" and len(text) > 2 and len(prompt) <= job.max_prompt_tokens:
         found[text] = prompt
-    interrupt.heed()
   return list(found.values())
 
 
@@ -143,7 +141,6 @@ def _answers(job, target, prompts, begin, size, progress, first_seed=0):
     for place, answer in zip(batch, result.token_ids):
       written[place] = ([*prompts[place], *answer], len(prompts[place]))
       progress.update(len(answer))
-    interrupt.heed()
   return [written[place] for place in sorted(written)]
 
 

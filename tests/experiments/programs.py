@@ -3,6 +3,7 @@
 The forked child sets `sys.argv` and runs the module as `python -m` does; only the import of JAX, a second a start, is
 shared. The parent never starts a backend, so that the child starts its own.
 """
+import contextlib
 import dataclasses
 import json
 import os
@@ -96,6 +97,16 @@ def run_all(cases, *, env: dict, imports=()) -> list[Ended]:
                         check=False, input=json.dumps(given), capture_output=True, text=True, timeout=900)
   assert not done.returncode, done.stderr
   return [Ended(*found) for found in json.loads(done.stdout)]
+
+
+@contextlib.contextmanager
+def interruptible():
+  """Programs that are started in here heed SIGINT, which is ignored in all that a script starts behind an "&"."""
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  try:
+    yield
+  finally:
+    signal.signal(signal.SIGINT, before)
 
 
 def interrupt_when(process: subprocess.Popen, condition, seconds=120) -> None:

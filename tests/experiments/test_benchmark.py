@@ -380,8 +380,10 @@ def test_interrupt_and_resume(tmp_path, env):
   args = [*FLAGS, "--max_new_tokens=60", f"--workload={tmp_path / 'w.jsonl'}", "--repeats=2", "--nocosts",
           f"--outdir={folder}"]
   records = folder / "requests.jsonl"
-  with subprocess.Popen(programs.command("benchmark", *args), cwd=programs.ROOT, env=env, text=True,
-                        stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+  with programs.interruptible():
+    process = subprocess.Popen(programs.command("benchmark", *args), cwd=programs.ROOT, env=env, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+  with process:
     programs.interrupt_when(process, lambda: records.exists() and records.stat().st_size)
     out, err = process.communicate(timeout=60)
   assert process.returncode == 130
