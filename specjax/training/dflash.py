@@ -68,7 +68,7 @@ def init(target, ids: np.ndarray, features: tuple[int, ...], *, layers: int, blo
   fuse = 0.005 * jax.random.normal(key, (c.width, len(features) * c.width), w.embedding.dtype)
   fuse = fuse.at[:, -c.width:].add(jnp.eye(c.width, dtype=fuse.dtype))
   ones = jnp.ones((c.head_width,), w.embedding.dtype)
-  # Queries and keys are normed by head: their size in the target goes into the weights of that norm.
+  # The target's queries and keys have sizes of their own; behind the norm by head a middling one, 1.5, is the start.
   made = [draft_layer.DraftLayer(qkv=layer.qkv, attention_out=layer.attention_out, mlp_norm=layer.mlp_norm,
                                  gate_up=layer.gate_up, down=layer.down, query_norm=ones * 1.5, key_norm=ones * 1.5)
           for layer in w.layers[-layers:]]
