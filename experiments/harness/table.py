@@ -2,7 +2,7 @@
 from experiments.report import tables
 
 _COLUMNS = (
-    ("requests", 8), ("tokens", 7), ("tok/step", 8), ("accept", 7), ("tok/s", 7),
+    ("requests", 8), ("tokens", 7), ("tok/step", 8), ("break-even", 10), ("accept", 7), ("tok/s", 7),
     ("speedup", 7), ("95% interval", 13), ("decode", 6),
     ("no repeats", 10), ("repeated", 8), ("TTFT ms", 8), ("p50 ms", 8), ("p95 ms", 8), ("p99 ms", 8),
     ("identical", 9))
@@ -33,7 +33,7 @@ def _cells(g):
   number = lambda value, digits=2: "-" if value is None else f"{value:.{digits}f}"
   interval = g["speedup_interval"]
   latency = g["latency_ms"] or {}
-  return [str(g["requests"]), str(g["output_tokens"]), number(g["tokens_per_step"]),
+  return [str(g["requests"]), str(g["output_tokens"]), number(g["tokens_per_step"]), number(g["verify_cost_ratio"]),
           number(g["acceptance_rate"]), number(g["tokens_per_second"], 1), number(g["speedup"]),
           f"{interval[0]:.2f} to {interval[1]:.2f}" if interval else "-", number(g.get("decode_speedup")),
           number(g["speedup_without_repeats"]), f"{g['repeated_share']:.0%}",

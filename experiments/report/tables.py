@@ -147,6 +147,12 @@ def _count(name: str) -> Callable[[Group], Cell]:
   return _field(lambda value: decimal(value, 0), name)
 
 
+def break_even_cell(group: Group) -> Cell:
+  """Tokens a step that pay for a step; bad where the method makes fewer."""
+  value, made = group["verify_cost_ratio"], group["tokens_per_step"]
+  return Cell(short(value), tone="bad" if value and made and made < value and group["speedup"] is not None else "")
+
+
 def _percentiles(name: str) -> Callable[[Group], Cell]:
   def cell(group: Group) -> Cell:
     return Cell(" / ".join(short(group[name].get(key)) for key in ("p50", "p95", "p99")) if group[name] else DASH)
@@ -159,6 +165,8 @@ RESULTS = (
            rate=False),
     Column("tokens/step", "Output tokens per verify pass of the target, the new token included.",
            _field(short, "tokens_per_step")),
+    Column("break-even", "Tokens per step at which the method is as fast as plain decoding: its step over a plain step, "
+           "as both ran. A method whose tokens/step lie below loses time.", break_even_cell),
     Column("acceptance", "Accepted over drafted tokens, pooled. A dash where nothing was drafted.",
            _field(percent, "acceptance_rate")),
     Column("tokens/s", "Output tokens per second.", _field(short, "tokens_per_second")),
@@ -191,8 +199,6 @@ COSTS = (
            _field(short, "other_ms")),
     Column("step ms", "A step as it ran, milliseconds.", _field(short, "step_ms")),
     Column("plain step ms", "A step of plain decoding, milliseconds.", _field(short, "plain_step_ms")),
-    Column("cost ratio", "The cost of a step with its verify pass over a step of plain decoding.",
-           _field(times, "verify_cost_ratio")),
     Column("predicted", "The speedup that the cost model predicts from acceptance and step costs.",
            _field(times, "predicted_speedup")),
     Column("bandwidth", "Share of the device's memory bandwidth in use.",

@@ -174,9 +174,17 @@ def test_table_shows_every_cell_of_the_summary(tmp_path, no_plots):
   parsed = render(write_run(tmp_path, groups))
   assert parsed.row("method", "requests") == ["method"] + [column.title for column in tables.RESULTS]
   assert parsed.row("ngram", "48") == [
-      "ngram", "48", "6,144", "2.19", "30.5%", "61.0", "1.50×[1.20, 1.80]", "1.41×", "5.0%", "61.2", "7.13",
+      "ngram", "48", "6,144", "2.19", "1.31", "30.5%", "61.0", "1.50×[1.20, 1.80]", "1.41×", "5.0%", "61.2", "7.13",
       "1,234 / 2,000 / 2,400", "47 of 48", "3.2e-05"]
   assert "ngram: 47 of 48 greedy outputs are identical to plain decoding" in parsed.text
+
+
+def test_fewer_tokens_a_step_than_break_even_are_marked():
+  cell = lambda tokens, **changes: tables.break_even_cell(make_group(
+      "ngram", "all", **{"tokens_per_step": tokens, "verify_cost_ratio": 1.31} | changes))
+  assert (cell(1.30).tone, cell(1.32).tone) == ("bad", "")
+  assert cell(1.30, verify_cost_ratio=None) == tables.Cell(DASH)
+  assert tables.break_even_cell(make_group("plain", "all")).tone == ""
 
 
 def test_rows_are_grouped_by_category_with_the_overall_rows_first_and_plain_on_top(tmp_path, no_plots):
@@ -205,9 +213,9 @@ def test_nulls_are_dashes(tmp_path):
   groups.append(make_group("ngram", "chat", tokens_per_second=float("nan"), accepted_per_position=[0.5, None],
                            latency_ms={"p50": 10.0, "p95": None}))
   parsed = render(write_run(tmp_path, groups))
-  assert [row for row in parsed.rows if row[0] == "suffix" and len(row) == 14] == [["suffix"] + [DASH] * 13]
+  assert [row for row in parsed.rows if row[0] == "suffix" and len(row) == 15] == [["suffix"] + [DASH] * 14]
   chat = parsed.row("ngram", "12")
-  assert chat[5] == DASH and chat[11] == f"10.0 / {DASH} / {DASH}"
+  assert chat[6] == DASH and chat[12] == f"10.0 / {DASH} / {DASH}"
   assert not re.search(r"\b(None|nan|NaN|null)\b", " ".join(sum(parsed.rows, [])))
 
 
@@ -358,7 +366,7 @@ def test_a_lossy_run_says_so_wherever_it_is_looked_at(tmp_path, monkeypatch):
   names = {row[0] for row in parsed.rows if row and row[0].startswith(("plain", "ngram"))}
   assert names == {"plain", "ngram, lossy_typical"}  # plain decoding is judged by nobody
   assert parsed.row("method", "requests")[-1] == "total variation"
-  assert [row[-1] for row in parsed.rows if row[0] == "ngram, lossy_typical" and len(row) == 15] == ["0.062", "0.75"]
+  assert [row[-1] for row in parsed.rows if row[0] == "ngram, lossy_typical" and len(row) == 16] == ["0.062", "0.75"]
   (meaning,) = (line for line in parsed.text.splitlines() if "total_variation_bound: the most" in line)
   assert "mean over output tokens" in meaning
   assert drawn == [{"plain": "plain", "ngram": "ngram, lossy_typical"}]
@@ -400,7 +408,7 @@ def test_random_weights_print_no_rate(tmp_path):
   folder = write_run(tmp_path, config={"random_weights": True})
   parsed = render(folder)
   assert "random weights: shapes only" in parsed.text and "×" not in parsed.text.replace("2 × NVIDIA", "")
-  assert parsed.row("ngram", "12") == ["ngram", "12", "1,536"] + [DASH] * 9 + ["12 of 12", DASH]
+  assert parsed.row("ngram", "12") == ["ngram", "12", "1,536"] + [DASH] * 10 + ["12 of 12", DASH]
   assert not parsed.named("img") and not (folder / "plots").exists()
 
 
@@ -409,7 +417,7 @@ def test_a_run_of_plain_decoding_only(tmp_path):
   parsed = render(folder)
   assert "No drafting method in this run" in parsed.text
   assert [path.name for path in (folder / "plots").iterdir()] == ["step_cost.png"]
-  assert parsed.row("plain", "12")[5] == "41.2"
+  assert parsed.row("plain", "12")[6] == "41.2"
 
 
 def test_languages_have_their_own_table(tmp_path, no_plots):

@@ -3,14 +3,14 @@ import re
 
 from experiments.harness import table
 
-COLUMNS = ("category", "method", "requests", "tokens", "tok/step", "accept", "tok/s", "speedup", "95% interval",
+COLUMNS = ("category", "method", "requests", "tokens", "tok/step", "break-even", "accept", "tok/s", "speedup", "95% interval",
            "decode", "no repeats", "repeated", "TTFT ms", "p50 ms", "p95 ms", "p99 ms", "identical")
 
 
 def _group(method="ngram", category="chat", language="all", **changes):
   return {"method": method, "category": category, "language": language, "batch_size": 1, "requests": 12,
           "verifier": "point", "lossless": True, "total_variation_bound": 0.0,
-          "output_tokens": 1536, "tokens_per_step": 1.504, "acceptance_rate": 0.288, "tokens_per_second": 61.26,
+          "output_tokens": 1536, "tokens_per_step": 1.504, "verify_cost_ratio": 1.153, "acceptance_rate": 0.288, "tokens_per_second": 61.26,
           "speedup": 1.487, "decode_speedup": 1.619,
           "speedup_interval": [1.301, 1.666], "speedup_without_repeats": 1.402, "repeated_share": 0.0549,
           "time_to_first_token_ms": {"p50": 201.4, "p95": 300.0, "p99": 310.0},
@@ -19,7 +19,7 @@ def _group(method="ngram", category="chat", language="all", **changes):
 
 def _plain(**changes):
   return _group("plain", acceptance_rate=None, speedup=None, speedup_interval=None, decode_speedup=None, speedup_without_repeats=None,
-                identical_to_plain=None) | changes
+                identical_to_plain=None, verify_cost_ratio=1.0) | changes
 
 
 def _cells(line):
@@ -30,18 +30,18 @@ def test_heads_and_numbers():
   lines = table.render([_group()]).splitlines()
   assert tuple(_cells(lines[0])) == COLUMNS
   assert set(lines[1]) == {"-"}
-  assert _cells(lines[2]) == ["chat", "ngram", "12", "1536", "1.50", "0.29", "61.3", "1.49", "1.30 to 1.67",
+  assert _cells(lines[2]) == ["chat", "ngram", "12", "1536", "1.50", "1.15", "0.29", "61.3", "1.49", "1.30 to 1.67",
                               "1.62", "1.40", "5%", "201", "2001", "3000", "4000", "11 of 12"]
 
 
 def test_missing_numbers_are_dashes():
   line = table.render([_plain(time_to_first_token_ms=None, latency_ms=None, tokens_per_second=None)]).splitlines()[2]
-  assert _cells(line) == ["chat", "plain", "12", "1536", "1.50", "-", "-", "-", "-", "-", "-", "5%", "-", "-", "-", "-", "-"]
+  assert _cells(line) == ["chat", "plain", "12", "1536", "1.50", "1.00", "-", "-", "-", "-", "-", "-", "5%", "-", "-", "-", "-", "-"]
 
 
 def test_zero_is_not_missing():
   line = table.render([_group(acceptance_rate=0.0, identical_to_plain=[0, 12])]).splitlines()[2]
-  assert _cells(line)[5] == "0.00"
+  assert _cells(line)[6] == "0.00"
   assert _cells(line)[-1] == "0 of 12"
 
 
@@ -84,7 +84,7 @@ def test_a_lossy_verifier_is_named_in_its_rows_and_below():
             _group(category="all", total_variation_bound=0.125, **lossy),
             _plain(verifier="lossy_typical"), _group(total_variation_bound=0.5, **lossy)]
   lines = table.render(groups).splitlines()
-  assert [_cells(line)[-16] for line in lines[2:6]] == ["plain", "ngram, lossy_typical"] * 2
+  assert [_cells(line)[-17] for line in lines[2:6]] == ["plain", "ngram, lossy_typical"] * 2
   (line,) = lines[6:]
   assert line == ("LOSSY: lossy_typical; ngram, bound per token: mean total variation 0.12, the text is not the "
                   "target's")
