@@ -26,8 +26,10 @@ _LOSS = flags.DEFINE_enum("loss", "soft_ce", training.LOSSES, "Loss against the 
 _ANSWERS = flags.DEFINE_bool("answers_only", True, "Learn from the target's own answers alone, not from prompts.")
 _PASSES = flags.DEFINE_integer("passes", 4, "eagle3: passes of the training-time test.", lower_bound=1)
 _HEADS = flags.DEFINE_integer("heads", 4, "medusa: number of heads.", lower_bound=1)
-_BLOCK = flags.DEFINE_integer("block", 8, "dflash: places of a block, the pending token included.", lower_bound=2)
-_LAYERS = flags.DEFINE_integer("head_layers", 3, "dflash: layers of the drafter.", lower_bound=1)
+_BLOCK = flags.DEFINE_integer("block", 8, "dflash, dspark: places of a block, the pending token's included, which drafts in "
+                              "dspark.", lower_bound=2)
+_LAYERS = flags.DEFINE_integer("head_layers", 3, "dflash, dspark: layers of the drafter.", lower_bound=1)
+_RANK = flags.DEFINE_integer("markov_rank", 64, "dspark: rank of the Markov head.", lower_bound=1)
 _START = flags.DEFINE_string("start_from", None, "A head to go on from, instead of the target's own layers.")
 _EVALUATE = flags.DEFINE_integer("evaluate_every", 200, "Steps between two looks at held-out text and prompts.",
                                  lower_bound=1)
@@ -41,7 +43,7 @@ def main():
       head=_HEAD.value, target=settings.TARGET.value, corpora=tuple(_CORPUS.value), outdir=_OUTDIR.value, epochs=_EPOCHS.value,
       steps=_STEPS.value, limit=_LIMIT.value, learning_rate=_RATE.value, batch_tokens=_BATCH.value,
       max_tokens=_MAX_TOKENS.value, draft_vocab=_VOCAB.value, loss=_LOSS.value, answers_only=_ANSWERS.value,
-      passes=_PASSES.value, heads=_HEADS.value, block=_BLOCK.value, head_layers=_LAYERS.value, start=_START.value,
+      passes=_PASSES.value, heads=_HEADS.value, block=_BLOCK.value, head_layers=_LAYERS.value, markov_rank=_RANK.value, start=_START.value,
       evaluate_every=_EVALUATE.value, seed=settings.SEED.value)
   training.check_read(job, flags.FLAGS)
   found = training.run(job)

@@ -25,6 +25,7 @@ DRAWN = proposers.Drawing(sampled=True)
 NGRAM = proposers.NGram(min_ngram=1, num_tokens=3)
 SOME = (0, 1, 2, 4)  # the ids that heads draft: never all of them
 EAGLE3, MEDUSA, DFLASH = tiny.eagle3(DECODER, SOME), tiny.medusa(DECODER, SOME), tiny.dflash(DECODER, SOME)
+DSPARK = tiny.dspark(DECODER, SOME)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +71,9 @@ ENTRIES = [
     Entry("DFlash", proposers.DFlash(head=DFLASH, num_tokens=3), DECODER),
     Entry("DFlash, drawn", proposers.DFlash(head=DFLASH, num_tokens=3, drawing=DRAWN), DECODER),
     Entry("DFlash tree", proposers.DFlash(head=DFLASH, num_tokens=3, nodes=8, beam=2), DECODER),
+    Entry("DSpark", proposers.DSpark(head=DSPARK, num_tokens=3), DECODER),
+    Entry("DSpark, drawn", proposers.DSpark(head=DSPARK, num_tokens=3, drawing=DRAWN, confidence=0.5), DECODER),
+    Entry("DSpark tree", proposers.DSpark(head=DSPARK, num_tokens=3, nodes=8, beam=2), DECODER),
     Entry("fallback on a head", proposers.Fallback((NGRAM, proposers.Eagle3(head=EAGLE3, num_tokens=3))), DECODER),
     Entry("shared tokens", shared_tokens.shared_tokens(MODEL, LETTERS, OTHER_LETTERS, num_tokens=3)),
     Entry("retokenised", proposers.Retokenised(MODEL, LETTERS, OTHER_LETTERS, num_tokens=3)),

@@ -75,7 +75,11 @@ MEDUSA = flags.DEFINE_string("medusa_head", None, "Medusa's heads: a folder or f
                              "come with specjax for the target.")
 DFLASH = flags.DEFINE_string("dflash_head", None, "DFlash drafter: a folder, as published; by default the one that comes "
                              "with specjax for the target.")
-ALL = (EAGLE3, MEDUSA, DFLASH, DRAFT_TOKENS, MAX_NGRAM, MIN_NGRAM, MATCH, SOURCE, OVERLAP, LOOKUP_TREE, MIN_SCORE, STORE, DATASTORE, FALLBACK, DRAFT,
+DSPARK = flags.DEFINE_string("dspark_head", None, "DSpark drafter: a folder, as DeepSpec writes it; by default the one that "
+                             "comes with specjax for the target.")
+CONFIDENCE = flags.DEFINE_float("dspark_confidence", 0.0, "dspark: a chain ends before a token whose chance of acceptance "
+                                "its confidence head gives less; 0: never.", lower_bound=0, upper_bound=1)
+ALL = (EAGLE3, MEDUSA, DFLASH, DSPARK, CONFIDENCE, DRAFT_TOKENS, MAX_NGRAM, MIN_NGRAM, MATCH, SOURCE, OVERLAP, LOOKUP_TREE, MIN_SCORE, STORE, DATASTORE, FALLBACK, DRAFT,
        EXIT_LAYER, SKIPPED, WINDOW, LOOKAHEAD_NGRAM, GUESSES, SMALL, MIXTURE, NODES, SHAPE, ACCEPTANCE, CHILDREN, DEPTH,
        BEAM, SAMPLED, TEMPERATURE, TOP_K, TOP_P, LENGTH, THRESHOLD, COSTS, COST)
 _loaded, _heads = {}, {}

@@ -132,6 +132,17 @@ def _dflash(given):
   return proposers.DFlash(head=head, num_tokens=tokens, drawing=options.drawing(), length=options.length_rule())
 
 
+def _dspark(given):
+  head = options.head(given, "dspark", options.DSPARK)
+  most = head.config.block
+  nodes, tokens = options.tree_or_chain(min(3, most))
+  if nodes:
+    return proposers.DSpark(head=head, num_tokens=min(options.DEPTH.value, most), nodes=nodes, beam=options.BEAM.value,
+                            confidence=options.CONFIDENCE.value)
+  return proposers.DSpark(head=head, num_tokens=tokens, drawing=options.drawing(), length=options.length_rule(),
+                          confidence=options.CONFIDENCE.value)
+
+
 def _mixture(given):
   return proposers.Mixture(tuple(build(name, given) for name in options.MIXTURE.value),
                            node_budget=options.NODES.value)
@@ -185,6 +196,8 @@ _METHODS = {
     "eagle3": Method(_eagle3, _CHAIN + _TREE + (options.EAGLE3, options.DEPTH, options.BEAM), samples=_drawn),
     "medusa": Method(_medusa, _CHAIN + _TREE + (options.MEDUSA,), samples=_drawn),
     "dflash": Method(_dflash, _CHAIN + _TREE + (options.DFLASH, options.DEPTH, options.BEAM), samples=_drawn),
+    "dspark": Method(_dspark, _CHAIN + _TREE + (options.DSPARK, options.CONFIDENCE, options.DEPTH, options.BEAM),
+                     samples=_drawn),
     "shared_tokens": Method(_shared_tokens, _CHAIN, needs=options.DRAFT, samples=_drawn),
     "retokenised": Method(_retokenised, _TOKENS + _LENGTH, needs=options.DRAFT),
     "hierarchical": Method(_hierarchical, _TOKENS + _DRAWING, needs=options.DRAFT, parts=options.SMALL, samples=_drawn),

@@ -12,11 +12,13 @@ from experiments.harness import model_card
 from experiments.harness import training_curves
 from specjax.checkpoints import heads
 from specjax.models.dflash import DFlashHead
+from specjax.models.dspark import DSparkHead
 from specjax.models.eagle3 import Eagle3Head
 from specjax.models.medusa import MedusaHead
 from specjax.training import batches
 from specjax.training import corpus
 from specjax.training import dflash
+from specjax.training import dspark
 from specjax.training import eagle3
 from specjax.training import features
 from specjax.training import loop
@@ -27,8 +29,9 @@ from specjax.training import vocabulary
 
 LOSSES = tuple(losses.BY_NAME)
 # Which flags belong to one kind alone, and the layout that its heads are written in.
-HEADS = {"eagle3": ("passes",), "medusa": ("heads",), "dflash": ("block", "head_layers")}
-_LAYOUTS = {"eagle3": "safeailab", "medusa": "medusa", "dflash": "z-lab"}
+HEADS = {"eagle3": ("passes",), "medusa": ("heads",), "dflash": ("block", "head_layers"),
+         "dspark": ("block", "head_layers", "markov_rank")}
+_LAYOUTS = {"eagle3": "safeailab", "medusa": "medusa", "dflash": "z-lab", "dspark": "deepspec"}
 _PROMPTS, _NEW_TOKENS = 12, 64  # held-out prompts that are drafted for, and output tokens of each
 
 
@@ -52,6 +55,7 @@ class Job:
   heads: int
   block: int
   head_layers: int
+  markov_rank: int
   start: str | None
   evaluate_every: int
   seed: int
@@ -59,10 +63,10 @@ class Job:
 
 def check_read(job: Job, given) -> None:
   """Raises ValueError for a flag of another kind of head, and for a run folder of another job."""
-  for kind, names in HEADS.items():
-    for name in names:
-      if kind != job.head and not given[name].using_default_value:
-        raise ValueError(f"--{name}={given[name].value} is an option of --head={kind}, and this is --head={job.head}")
+  for name in sorted({name for names in HEADS.values() for name in names} - set(HEADS[job.head])):
+    if not given[name].using_default_value:
+      kinds = " and ".join(f"--head={kind}" for kind, names in HEADS.items() if name in names)
+      raise ValueError(f"--{name}={given[name].value} is an option of {kinds}, and this is --head={job.head}")
   if job.start and not given["draft_vocab"].using_default_value:
     raise ValueError(f"--draft_vocab={job.draft_vocab}: the head of --start_from={job.start} has its ids; leave it out")
   path = pathlib.Path(job.outdir) / "config.json"
@@ -148,6 +152,9 @@ def _trainer(job, target, data, start):
   if job.head == "medusa":
     return trainers.train_medusa(target, data, ids, medusa.Recipe(**common), job.seed, heads=job.heads, start=start), covered
   mask = vocabulary.unused(job.corpora, total) if start is None else start.config.mask_id
+  if job.head == "dspark":
+    return trainers.train_dspark(target, data, ids, dspark.Recipe(**common), job.seed, layers=job.head_layers,
+                                 block=job.block, mask_id=mask, rank=job.markov_rank, start=start), covered
   return trainers.train_dflash(target, data, ids, dflash.Recipe(**common), job.seed, layers=job.head_layers,
                                block=job.block, mask_id=mask, start=start), covered
 
@@ -157,11 +164,12 @@ def _start(job, target):
   if not job.start:
     return None
   head = heads.load_head(job.start, target=target)
-  kind = {Eagle3Head: "eagle3", MedusaHead: "medusa", DFlashHead: "dflash"}[type(head)]
+  kind = {Eagle3Head: "eagle3", MedusaHead: "medusa", DFlashHead: "dflash", DSparkHead: "dspark"}[type(head)]
   if kind != job.head:
     raise ValueError(f"--start_from={job.start} is a head of the kind {kind}, and this is --head={job.head}")
   own = {"medusa": lambda: {"heads": head.config.heads}, "eagle3": lambda: {},
-         "dflash": lambda: {"block": head.config.block, "head_layers": head.config.layers}}[kind]()
+         "dflash": lambda: {"block": head.config.block, "head_layers": head.config.layers},
+         "dspark": lambda: {"block": head.config.block, "head_layers": head.config.layers, "markov_rank": head.rank}}[kind]()
   for name, size in own.items():
     if getattr(job, name) != size:
       raise ValueError(f"--{name}={getattr(job, name)}: the head of --start_from={job.start} has {size}")

@@ -10,10 +10,14 @@ import specjax
 from experiments import workloads
 from specjax import proposers
 from specjax.training import corpus
+from specjax.training import features
+from specjax.training import recorder
+from specjax.training import trainers
 
 PLAIN_TEXT = "plain_text"
 _BATCHES = 8  # batches of one file
-_OWN_TOKENS = 80  # of a prompt that the target writes
+_OWN_TOKENS = 48  # of a prompt that the target writes: two thirds end by then, and batches wait for the longest
+_OWN_TRIES = 8    # times as many are written, at most, as are wanted
 _OWN_SEEDS = 1 << 28  # those of prompts lie behind those of answers
 
 
@@ -29,6 +33,7 @@ class Job:
   batch_size: int
   seed: int
   own_prompts: int = 0
+  keep_features: bool = False
 
   def facts(self) -> dict:
     """As the corpus records them; file names without their folders."""
@@ -91,13 +96,13 @@ def write(job: Job, folder, *, progress) -> dict:
     index += 1
   for begin in range(0, len(prompts), size):
     if index not in done:
-      corpus.write(folder, index, corpus.pack(_answers(job, target, prompts, begin, size, progress)))
+      _write_answers(job, target, folder, index, prompts[begin:begin + size], begin, progress)
     index += 1
   for begin in range(0, job.own_prompts, size):
     if index not in done:
       own = _own_prompts(job, target, tokenizer, begin, min(begin + size, job.own_prompts), progress)
       if own:
-        corpus.write(folder, index, corpus.pack(_answers(job, target, own, 0, len(own), progress, first_seed=begin)))
+        _write_answers(job, target, folder, index, own, begin, progress)
     index += 1
   found = [corpus.read(folder, i) for i in corpus.indices(folder)]
   return {"sequences": sum(map(len, found)), "tokens": sum(len(s.tokens) for s in found),
@@ -106,42 +111,55 @@ def write(job: Job, folder, *, progress) -> dict:
 
 
 def _own_prompts(job, target, tokenizer, begin, end, progress):
-  """Prompts `begin` to `end` that the target writes where a user would: those that it ended, each once.
+  """Prompts `begin` to `end` that the target writes where a user would: those that it ended, each once; fewer where it
+  seldom ends one.
 
   Drawn at temperature 1 from the most probable 95%; their tokens count as progress, for they take as long as answers.
   """
+  wanted, first_seed = end - begin, _OWN_SEEDS + begin * _OWN_TRIES
   mark = "\u2042"
   opening = tokenizer.chat_text([{"role": "user", "content": mark}]).split(mark)[0]
   ids, found = tokenizer.encode(opening), {}
-  for first in range(begin, end, job.batch_size):
-    seeds = [min(seed, end - 1) + _OWN_SEEDS for seed in range(first, first + job.batch_size)]  # always one shape
+  for tried in range(0, _OWN_TRIES * wanted, job.batch_size):
+    if len(found) >= wanted:
+      break
+    seeds = list(range(first_seed + tried, first_seed + tried + job.batch_size))
     params = specjax.SamplingParams(temperature=1.0, top_p=0.95, seed=seeds)
     result = specjax.generate(target, proposers.Plain(), [ids] * job.batch_size, params,
                               max_new_tokens=min(_OWN_TOKENS, job.max_prompt_tokens), key=jax.random.key(job.seed))
-    for written, reason in zip(result.token_ids[:end - first], result.finish_reasons):
+    for written, reason in zip(result.token_ids, result.finish_reasons):
       progress.update(len(written))
       text = tokenizer.decode(written).strip()
       prompt = tokenizer.chat([{"role": "user", "content": text}])
       if reason == "stop" and len(text) > 2 and len(prompt) <= job.max_prompt_tokens:
         found[text] = prompt
-  return list(found.values())
+  return list(found.values())[:wanted]
 
 
-def _answers(job, target, prompts, begin, size, progress, first_seed=0):
-  """The sequences of prompts `begin` to `begin + size`, written in batches of prompts of about one length."""
-  places = sorted(range(begin, min(begin + size, len(prompts))), key=lambda place: len(prompts[place]))
+def _write_answers(job, target, folder, index, prompts, first_seed, progress):
+  """File `index`: prompts with their answers, written in batches of prompts of about one length; with what the target
+  computed meanwhile, if it is kept: of every token but the last, which is left out then."""
+  layers = trainers.layers_of_eagle3(target.config.layers)
+  proposer = recorder.Recorder(layers) if job.keep_features else proposers.Plain()
+  places = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
   written = {}
   for first in range(0, len(places), job.batch_size):
     batch = places[first:first + job.batch_size]
     rows = batch + [batch[-1]] * (job.batch_size - len(batch))  # always one shape
-    params = specjax.SamplingParams(temperature=[job.temperatures[place % len(job.temperatures)] for place in rows],
-                                    seed=[first_seed + place for place in rows])
-    result = specjax.generate(target, proposers.Plain(), [prompts[place] for place in rows], params,
+    seeds = [first_seed + place for place in rows]
+    params = specjax.SamplingParams(seed=seeds, temperature=[job.temperatures[seed % len(job.temperatures)] for seed in seeds])
+    result = specjax.generate(target, proposer, [prompts[place] for place in rows], params,
                               max_new_tokens=job.max_new_tokens, key=jax.random.key(job.seed))
-    for place, answer in zip(batch, result.token_ids):
-      written[place] = ([*prompts[place], *answer], len(prompts[place]))
+    kept = recorder.recorded(target, result.proposer_state) if job.keep_features else [None] * len(rows)
+    for place, answer, file in zip(batch, result.token_ids, kept):
+      ids = [*prompts[place], *answer]
+      written[place] = ids if file is None else ids[:-1], len(prompts[place]), file
       progress.update(len(answer))
-  return [written[place] for place in sorted(written)]
+  found = [written[place] for place in sorted(written)]
+  if job.keep_features:
+    features.write(folder, index, layers, features.File(values=np.concatenate([file.values for *_, file in found]),
+                                                        top=np.concatenate([file.top for *_, file in found])))
+  corpus.write(folder, index, corpus.pack([(ids, start) for ids, start, _ in found]))
 
 
 def _requests(paths):

@@ -5,6 +5,7 @@ from specjax.proposers.base import Committed
 from specjax.proposers.base import Context
 from specjax.proposers.base import Proposer
 from specjax.proposers.dflash import DFlash
+from specjax.proposers.dspark import DSpark
 from specjax.proposers.draft_model import DraftModel
 from specjax.proposers.draft_tree import DraftTree
 from specjax.proposers.dynamic_tree import DynamicTree
@@ -26,6 +27,6 @@ from specjax.proposers.retrieval import Retrieval
 from specjax.proposers.shared_tokens import SharedTokens
 from specjax.proposers.suffix import Suffix
 
-__all__ = ["AutoLookup", "Committed", "Context", "DFlash", "DraftModel", "DraftTree", "Drawing", "DynamicTree", "Eagle3",
+__all__ = ["AutoLookup", "Committed", "Context", "DFlash", "DSpark", "DraftModel", "DraftTree", "Drawing", "DynamicTree", "Eagle3",
            "Eagle3Tree", "EarlyExit", "Fallback", "Hierarchical", "Jacobi", "LayerSkip", "Lookahead", "Medusa", "Mixture",
            "NGram", "Plain", "Proposer", "Recycling", "Retokenised", "Retrieval", "SharedTokens", "Suffix"]

@@ -122,7 +122,7 @@ def possible(has: jax.Array, context: base.Context, drawing: Drawing) -> jax.Arr
 
 def draft_chain(advance: Callable, extra: Any, logits: jax.Array, context: base.Context, keys: jax.Array,
                 drawing: Drawing, num_tokens: int, most: jax.Array, rule, rule_state, *, ids: jax.Array | None = None,
-                vocabulary: int | None = None) -> Chain:
+                vocabulary: int | None = None, may: Callable | None = None) -> Chain:
   """Drafts a chain of up to `most` i32[B] <= N = `num_tokens` tokens a row.
 
   Args:
@@ -132,6 +132,7 @@ def draft_chain(advance: Callable, extra: Any, logits: jax.Array, context: base.
     most: i32[B]; 0 for rows that draft nothing.
     rule, rule_state: when to stop; see `length.LengthRule`.
     ids: i32[U], for a model whose logits f[B, U] are those of some of the target's `vocabulary` ids, in this order.
+    may: extra -> bool[B], whether a row's next token is worth drafting, from what is known before it is drawn; None: always.
 
   Point drafts end before an end-of-sequence id, which the step would draw at no cost; a sampled one stays, as its own
   token may not decide about it, and is the last.
@@ -146,7 +147,7 @@ def draft_chain(advance: Callable, extra: Any, logits: jax.Array, context: base.
   row = jnp.arange(batch)
   reads_laws = rule.reads_laws
 
-  def take(index, logits, carry):
+  def take(index, logits, carry, extra):
     """Decides whether drafted token `index` follows, and draws it."""
     if params.adjusts:
       whole = logits if ids is None else draft_ids.spread(logits, ids, vocabulary)
@@ -159,6 +160,8 @@ def draft_chain(advance: Callable, extra: Any, logits: jax.Array, context: base.
     if reads_laws:
       known = jax.nn.softmax(logits) if law is None else law
       going = going & rule.go_on(rule_state, index, carry["survival"], known.max(-1), _entropy(known))
+    if may is not None:
+      going = going & may(extra)
     if drawing.sampled:
       place = sampling.invert(law, keys_lib.step_uniform(keys, root, keys_lib.DRAFT, index))
       token = place if ids is None else ids[place]
@@ -183,7 +186,7 @@ def draft_chain(advance: Callable, extra: Any, logits: jax.Array, context: base.
 
   def body(loop):
     index, carry, extra, logits = loop
-    carry = take(index, logits, carry)
+    carry = take(index, logits, carry, extra)
     more = (carry["going"] & (index + 1 < most)).any()
     # The last token of the longest row is not fed: nothing is drawn behind it.
     logits, extra = jax.lax.cond(more, lambda: advance(carry["tokens"][:, index], index, extra),

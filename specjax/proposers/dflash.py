@@ -56,14 +56,25 @@ class DFlash(base.Defaults):
   def __post_init__(self):
     if not hasattr(self.head, "config"):
       return  # put together from something else inside a transformation
-    most = self.head.config.block - 1
+    most = self.head.config.block - self.skipped
     if not 1 <= self.num_tokens <= most:
-      raise ValueError(f"num_tokens={self.num_tokens}: it must be 1 to {most}, the places of the block behind the first")
+      raise ValueError(f"num_tokens={self.num_tokens}: it must be 1 to {most}, the places of the block"
+                       + (" behind the first" if self.skipped else ""))
     if self.nodes is not None and (self.nodes < 2 or not 1 <= self.beam <= self.head.config.draft_vocab):
       raise ValueError(f"nodes={self.nodes}, beam={self.beam}: a tree has 2 nodes or more, and a node 1 child or more")
     if isinstance(self.drawing, autoregressive.Drawing):
       self.drawing.check()
       parallel.check_tree(self.nodes is not None, self.drawing, self.length)
+
+  @property
+  def skipped(self) -> int:
+    """Places at the beginning of a block that draft nothing."""
+    return 1
+
+  @property
+  def drafter(self):
+    """What makes the block."""
+    return self.head
 
   @property
   def max_nodes(self) -> int:
@@ -103,7 +114,8 @@ class DFlash(base.Defaults):
   def propose(self, target, cache, state, context, keys):
     """See `base.Proposer.propose`."""
     del cache
-    head, depth, is_tree = self.head, self.max_depth, self.nodes is not None
+    head, drafter = self.head, self.drafter
+    size, depth, skipped = drafter.config.block, self.max_depth, self.skipped
     room = jnp.where(context.length < self.draft_context, autoregressive.room(context, depth), 0)
     most = jnp.minimum(room, self.length.limit(state.length, self.max_depth))
     most = jnp.where(context.length > 1, most, 0)  # a prompt of one token has no features yet
@@ -112,28 +124,36 @@ class DFlash(base.Defaults):
       most = jnp.where(autoregressive.possible(known, context, self.drawing), most, 0)
     wanted = most > 0
 
-    def run(cache, size):
-      place = cache.length[:, None] + jnp.arange(size, dtype=jnp.int32)[None]
-      return (), self.head.text(state.features.window(cache.length, size), place)
+    def run(cache, count):
+      place = cache.length[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
+      return (), drafter.text(state.features.window(cache.length, count), place)
 
     committed, _ = own_cache.feed(run, lambda outputs: outputs, state.cache, context.length - 1, wanted)
     batch = wanted.shape[0]
 
     def block():
-      tokens = jnp.full((batch, head.config.block), head.config.mask_id, jnp.int32).at[:, 0].set(context.pending)
-      place = context.length[:, None] - 1 + jnp.arange(head.config.block, dtype=jnp.int32)[None]
-      hidden = head.forward(jnp.take(target.weights.embedding, tokens, axis=0, mode="clip"), place, committed)
-      hidden = hidden[:, 1:1 + depth]
-      logits = target.logits(hidden) if state.shared is None else head.logits(hidden, state.shared)
-      return growth.children(logits, self.beam) if is_tree else logits
+      tokens = jnp.full((batch, size), drafter.config.mask_id, jnp.int32).at[:, 0].set(context.pending)
+      place = context.length[:, None] - 1 + jnp.arange(size, dtype=jnp.int32)[None]
+      hidden = drafter.forward(jnp.take(target.weights.embedding, tokens, axis=0, mode="clip"), place, committed)
+      hidden = hidden[:, skipped:skipped + depth]
+      logits = target.logits(hidden) if state.shared is None else drafter.logits(hidden, state.shared)
+      return self.read(hidden, logits, context)
 
-    out = parallel.if_any(wanted, block)
-    if is_tree:
-      tree = parallel.tree(out, head.ids, context, most, self.beam, self.nodes)
-    else:
-      tree = parallel.chain(out, head.ids, context, keys, self.drawing, most, self.length, state.length,
-                            target.vocab_size).tree(context.pending)
+    made = parallel.if_any(wanted, block)
+    tree = self.draft(target, made, state, context, keys, most)
     return tree, state.replace(cache=committed)
+
+  def read(self, hidden, logits, context):
+    """What `draft` takes, of the hidden states f[B, N, E] of the places that draft and their logits f[B, N, U]."""
+    del hidden, context
+    return logits if self.nodes is None else growth.children(logits, self.beam)
+
+  def draft(self, target, made, state, context, keys, most):
+    """The tree of what `read` returned, `most` i32[B] tokens deep."""
+    if self.nodes is not None:
+      return parallel.tree(made, self.head.ids, context, most, self.beam, self.nodes)
+    return parallel.chain(made, self.head.ids, context, keys, self.drawing, most, self.length, state.length,
+                          target.vocab_size).tree(context.pending)
 
   def observe(self, target, state, committed):
     """See `base.Proposer.observe`: keeps the features."""

@@ -18,6 +18,7 @@ from specjax.models.decoder import Decoder
 from specjax.models.weights import DecoderWeights
 from specjax.models.weights import LayerWeights
 from specjax.training import dflash as training_dflash
+from specjax.training import dspark as training_dspark
 from specjax.training import eagle3 as training_eagle3
 from specjax.training import medusa as training_medusa
 
@@ -66,6 +67,12 @@ def medusa(target: Decoder, ids: tuple[int, ...], heads: int = 3, seed: int = 0)
 def dflash(target: Decoder, ids: tuple[int, ...], block: int = 4, seed: int = 0):
   """A DFlash drafter for a target, made of its last layers and of noise."""
   return _noisy(training_dflash.init(target, np.asarray(ids), _layers(target), layers=2, block=block,
+                                     mask_id=target.config.num_tokens - 1, key=jax.random.key(seed)), seed)
+
+
+def dspark(target: Decoder, ids: tuple[int, ...], block: int = 3, seed: int = 0):
+  """A DSpark drafter for a target, likewise."""
+  return _noisy(training_dspark.init(target, np.asarray(ids), _layers(target), layers=2, block=block, rank=4,
                                      mask_id=target.config.num_tokens - 1, key=jax.random.key(seed)), seed)
 
 

@@ -84,24 +84,38 @@ def loss(params: dflash.DFlashHead, embedding: jax.Array, rows: jax.Array, ids: 
   Args:
     embedding: f[V, D], the target's. rows: f[U, D], its head at `ids` i32[U].
   """
-  batch, size = given.batch, params.config.block
-  at = given.anchors[:, :, None] + jnp.arange(size, dtype=jnp.int32)  # [B, A, J]
   hidden = blocks(params, embedding, given)
-  drafted = shifts.is_drafted(ids, params.config.vocab_size)
+  logits = lambda i: jnp.einsum("bad,ud->bau", hidden[:, :, i + 1], rows)
+  return over_depths(given, params.config.block - 1, logits, embedding.shape[0], rows, ids, recipe)
+
+
+def over_depths(given: Anchored, count: int, logits, vocab_size: int, rows: jax.Array, ids: jax.Array, recipe,
+                more=None):
+  """The loss of the `count` tokens behind every anchor, and its metrics.
+
+  Args:
+    logits: i -> f[B, A, U], of the i-th of them, from 0 on. vocab_size: V. rows, ids: as of `loss`.
+    more: (i, log_q f[B, A, U], p f[B, A, U]) -> f[B, A], what is added to the loss of each place; None for nothing.
+  """
+  batch = given.batch
+  at = given.anchors[:, :, None] + jnp.arange(count, dtype=jnp.int32)  # [B, A, J]
+  drafted = shifts.is_drafted(ids, vocab_size)
   total, weights, metrics, track = 0.0, 0.0, {}, shifts.Track()
-  truth = _pick(batch.hidden, at).astype(jnp.float32)  # the hidden state at place j - 1 gives the law of place j
-  tops = _pick(batch.top, at)
-  for j in range(1, size):
-    log_q = jax.nn.log_softmax(jnp.einsum("bad,ud->bau", hidden[:, :, j], rows))
-    p = jax.nn.softmax(jnp.einsum("bad,ud->bau", truth[:, :, j - 1], rows))
-    top, label = tops[:, :, j - 1], at[:, :, j]
+  truth = pick(batch.hidden, at).astype(jnp.float32)  # gives the law of the token behind
+  tops = pick(batch.top, at)
+  for i in range(count):
+    log_q = jax.nn.log_softmax(logits(i))
+    p = jax.nn.softmax(jnp.einsum("bad,ud->bau", truth[:, :, i], rows))
+    top, label = tops[:, :, i], at[:, :, i] + 1
     asked = label < batch.length[:, None]
     if recipe.answers_only:
       asked &= label >= batch.start[:, None]
-    value = losses.mean(losses.BY_NAME[recipe.loss](log_q, p), asked & drafted[top])
-    weight = float(np.exp(-(j - 1) / recipe.gamma))
+    values = losses.BY_NAME[recipe.loss](log_q, p)
+    values = values if more is None else values + more(i, log_q, p)
+    value = losses.mean(values, asked & drafted[top])
+    weight = float(np.exp(-i / recipe.gamma))
     total, weights = total + weight * value, weights + weight
-    metrics |= {f"loss_{j - 1}": value, **track.add(j - 1, asked, ids[jnp.argmax(log_q, -1)] == top)}
+    metrics |= {f"loss_{i}": value, **track.add(i, asked, ids[jnp.argmax(log_q, -1)] == top)}
   return total / weights, metrics
 
 
@@ -111,7 +125,7 @@ def blocks(params: dflash.DFlashHead, embedding: jax.Array, given: Anchored) -> 
   place = jnp.broadcast_to(jnp.arange(batch.tokens.shape[1], dtype=jnp.int32), batch.tokens.shape)
   text = params.text(batch.features.astype(jnp.float32), place)
   at = anchors[:, :, None] + jnp.arange(size, dtype=jnp.int32)
-  tokens = jnp.where(jnp.arange(size) == 0, _pick(batch.tokens, at), params.config.mask_id)
+  tokens = jnp.where(jnp.arange(size) == 0, pick(batch.tokens, at), params.config.mask_id)
   flat = lambda x: x.reshape(x.shape[0], -1, *x.shape[3:])
   hidden = params.block(jnp.take(embedding, flat(tokens), axis=0), flat(at), lambda i: lambda query, keys, values: attend(
       query, keys, values, text.keys[i], text.values[i], anchors, params.config.causal))
@@ -141,7 +155,7 @@ def attend(query, keys, values, text_keys, text_values, anchors, causal):
   return out.reshape(count, kv, group, total, width)
 
 
-def _pick(x, at):
+def pick(x: jax.Array, at: jax.Array) -> jax.Array:
   """x[B, S, ...] at places i32[B, A, J]; behind the end, the last one."""
   row = jnp.arange(x.shape[0])[:, None, None]
   return x[row, jnp.minimum(at, x.shape[1] - 1)]

@@ -57,9 +57,15 @@ def compute(target, folder, layers: tuple[int, ...], max_tokens: int, *, progres
         values[begin:begin + count], top[begin:begin + count] = got[row, :count], best[row, :count]
         if progress is not None:
           progress.update(count)
-    corpus.write_whole(_top(place), functools.partial(np.save, arr=top))
-    corpus.write_whole(place, functools.partial(np.save, arr=values))
+    write(folder, index, layers, File(values=values, top=top))
   return len(corpus.indices(folder))
+
+
+def write(folder, index: int, layers: tuple[int, ...], file: File) -> None:
+  """Of file `index`, whole or not at all."""
+  place = path(folder, index, layers)
+  corpus.write_whole(_top(place), functools.partial(np.save, arr=file.top))
+  corpus.write_whole(place, functools.partial(np.save, arr=file.values))
 
 
 def read(folder, index: int, layers: tuple[int, ...]) -> File:
@@ -98,12 +104,34 @@ def _forward(target, tokens, mask, *, layers):
   positions = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), tokens.shape)
   out = target.forward(tokens, positions, jnp.broadcast_to(mask, (batch, size, size)), target.init_cache(batch, 1),
                        features=layers)
-  # Logits of a few tokens at a time: those of a whole pass are hundreds of megabytes.
-  some = out.hidden.reshape(-1, _MULTIPLE, out.hidden.shape[-1])
-  best = jax.lax.map(lambda hidden: sampling.argmax(target.logits(hidden)), some)
+  best = _argmax(target, out.hidden.reshape(-1, out.hidden.shape[-1]))
   values = jnp.concatenate([*out.features, out.hidden], -1)
-  # Residual streams of some models hold values beyond float16.
-  return jnp.clip(values, -65504, 65504).astype(jnp.float16), best.reshape(batch, size)
+  return half(values), best.reshape(batch, size)
+
+
+def half(values: jax.Array) -> jax.Array:
+  """In float16; residual streams of some models hold values beyond it."""
+  return jnp.clip(values, -65504, 65504).astype(jnp.float16)
+
+
+def top(target, hidden: np.ndarray) -> np.ndarray:
+  """The most probable next id, i32[L], behind final hidden states f16[L, D], of which a few have one shape."""
+  found = []
+  for begin in range(0, len(hidden), _TOKENS):
+    some = hidden[begin:begin + _TOKENS]
+    found.append(np.asarray(_top_ids(target, np.pad(some, ((0, _TOKENS - len(some)), (0, 0)))))[:len(some)])
+  return np.concatenate(found) if found else np.zeros(0, np.int32)
+
+
+@jax.jit
+def _top_ids(target, hidden):
+  return _argmax(target, hidden.astype(target.weights.embedding.dtype))
+
+
+def _argmax(target, hidden):
+  """i32[L] of f[L, D], a few at a time: the logits of a whole pass are hundreds of megabytes."""
+  some = hidden.reshape(-1, _MULTIPLE, hidden.shape[-1])
+  return jax.lax.map(lambda hidden: sampling.argmax(target.logits(hidden)), some).reshape(-1)
 
 
 def _top(place):

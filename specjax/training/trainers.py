@@ -13,6 +13,7 @@ import numpy as np
 from specjax import proposers
 from specjax.training import batches
 from specjax.training import dflash
+from specjax.training import dspark
 from specjax.training import eagle3
 from specjax.training import medusa
 from specjax.training import shifts
@@ -73,16 +74,29 @@ def train_dflash(target, data: batches.Data, ids: np.ndarray, recipe: dflash.Rec
   """A DFlash drafter; from `start` if given."""
   head = start or dflash.init(target, ids, data.layers, layers=layers, block=block, mask_id=mask_id,
                               key=jax.random.key(seed), causal=causal)
+  return _blocks(head, dflash.loss, target, data, ids, recipe, seed, anchors,
+                 lambda head: proposers.DFlash(head=head, num_tokens=block - 1))
 
+
+def train_dspark(target, data: batches.Data, ids: np.ndarray, recipe: dspark.Recipe, seed: int, *, layers: int,
+                 block: int, mask_id: int, rank: int, anchors: int = 32, start: Any = None) -> Trainer:
+  """A DSpark drafter; from `start` if given."""
+  head = start or dspark.init(target, ids, data.layers, layers=layers, block=block, mask_id=mask_id, rank=rank,
+                              key=jax.random.key(seed))
+  return _blocks(head, dspark.loss, target, data, ids, recipe, seed, anchors,
+                 lambda head: proposers.DSpark(head=head, num_tokens=block))
+
+
+def _blocks(head, loss, target, data, ids, recipe, seed, anchors, proposer):
+  """A trainer of blocks behind anchors."""
   def drawn(batch, *entropy, answers_only=recipe.answers_only):
     return dflash.anchored(batch, anchors, np.random.default_rng(entropy), answers_only)
 
-  return Trainer(params=_trainable(head), **_losses(dflash.loss, recipe),
+  return Trainer(params=_trainable(head), **_losses(loss, recipe),
                  arguments=(target.weights.embedding, shifts.head_rows(target, ids), jnp.asarray(ids)),
                  batch=lambda step: drawn(data.batch(step, seed), seed, step),
                  evaluation=lambda: [drawn(batch, seed, 0, i, answers_only=True) for i, batch in enumerate(data.evaluation())],
-                 head=functools.partial(_made_of, head),
-                 proposer=lambda head: proposers.DFlash(head=head, num_tokens=block - 1))
+                 head=functools.partial(_made_of, head), proposer=proposer)
 
 
 def with_accuracy(head, data: batches.Data, target, ids: np.ndarray, ranks: int = 8):

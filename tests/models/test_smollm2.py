@@ -9,6 +9,8 @@ import pytest
 
 import specjax
 from specjax import drivers
+from specjax import proposers
+from specjax.checkpoints import heads
 
 FIXTURES = pathlib.Path(__file__).resolve().parents[1] / "fixtures"
 NAMES = ("chat", "summary", "code")
@@ -90,6 +92,20 @@ def test_prompt_lookup_finds_something(greedy):
   assert 0 < accepted < drafted
   saved = [plain.counters.steps[0] - lookup.counters.steps[0] for plain, lookup in greedy.values()]
   assert max(saved) > 5 and min(saved) >= 0
+
+
+@pytest.mark.parametrize("kind, tokens_a_step", [("eagle3", 1.4), ("medusa", 1.15), ("dflash", 1.15)])
+def test_a_shipped_head_drafts_what_the_target_writes(model, greedy, golden, kind, tokens_a_step):
+  """In chains of three behind a request for an answer in words, where lookup finds nothing. Far less than its card says
+  would mean that it no longer sees what it saw in training."""
+  target, _ = model
+  head = heads.load_head(heads.shipped("smollm2-135m", kind), target=target)
+  proposer = {"eagle3": proposers.Eagle3, "medusa": proposers.Medusa, "dflash": proposers.DFlash}[kind](
+      head=head, num_tokens=3)
+  plain, _ = greedy["chat"]
+  result = specjax.generate(target, proposer, [golden["chat_ids"].tolist()], max_new_tokens=int(plain.lengths[0]))
+  agree(result.token_ids[0], plain.token_ids[0], golden["chat_gaps"])
+  assert result.lengths[0] / result.counters.steps[0] >= tokens_a_step
 
 
 def test_a_stream_is_the_text(model, greedy, golden):

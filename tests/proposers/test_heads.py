@@ -30,6 +30,7 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 TARGET, WIDE = tiny.decoder(vocab=24, max_context=256), tiny.decoder(vocab=27, max_context=256)
 IDS = tuple(i for i in range(24) if i % 5)  # some ids are never drafted
 EAGLE3, MEDUSA, DFLASH = tiny.eagle3(TARGET, IDS), tiny.medusa(TARGET, IDS), tiny.dflash(TARGET, IDS)
+DSPARK = tiny.dspark(TARGET, IDS)
 DRAWN = proposers.Drawing(sampled=True)
 HEADS = {
     "EAGLE-3": proposers.Eagle3(head=EAGLE3, num_tokens=3),
@@ -38,6 +39,8 @@ HEADS = {
     "Medusa tree": proposers.Medusa(head=MEDUSA, shape=static_trees.best_first((0.5, 0.2, 0.1), 7, 3)),
     "DFlash": proposers.DFlash(head=DFLASH, num_tokens=3),
     "DFlash tree": proposers.DFlash(head=DFLASH, num_tokens=3, nodes=7, beam=3),
+    "DSpark": proposers.DSpark(head=DSPARK, num_tokens=3, confidence=0.4),
+    "DSpark tree": proposers.DSpark(head=DSPARK, num_tokens=3, nodes=7, beam=3),
 }
 PROMPTS = [[5, 1, 0, 7, 7, 3], [3, 9, 2, 11, 4, 4, 8, 1, 0, 6, 13, 22, 17], [14, 3]]
 NEW = 30
@@ -177,7 +180,8 @@ def test_features_of_several_proposers_are_computed_once_and_each_reads_its_own(
 @pytest.mark.parametrize("name, proposer", [
     ("EAGLE-3", proposers.Eagle3(head=EAGLE3, num_tokens=3, drawing=DRAWN)),
     ("Medusa", proposers.Medusa(head=MEDUSA, num_tokens=3, drawing=DRAWN)),
-    ("DFlash", proposers.DFlash(head=DFLASH, num_tokens=3, drawing=DRAWN))])
+    ("DFlash", proposers.DFlash(head=DFLASH, num_tokens=3, drawing=DRAWN)),
+    ("DSpark", proposers.DSpark(head=DSPARK, num_tokens=3, drawing=DRAWN))])
 def test_drawn_drafts_keep_the_law_that_they_were_drawn_from(name, proposer):
   """A thousand rows of one text draw their first token: frequencies are those of q at the root (vLLM 40149)."""
   del name
@@ -213,8 +217,9 @@ def test_medusa_drafts_fewer_tokens_than_it_has_heads(changes):
     lambda: proposers.Eagle3Tree(head=tiny.eagle3(WIDE, tuple(range(27))), nodes=16, depth=3, beam=4),
     lambda: proposers.Medusa(head=tiny.medusa(WIDE, tuple(range(27))), shape=static_trees.fixed((4, 2))),
     lambda: proposers.DFlash(head=tiny.dflash(WIDE, tuple(range(27))), num_tokens=3, nodes=16, beam=4),
-    lambda: proposers.DFlash(head=tiny.dflash(WIDE, tuple(range(27))), num_tokens=3)],
-    ids=["EAGLE-3 tree", "Medusa tree", "DFlash tree", "DFlash"])
+    lambda: proposers.DFlash(head=tiny.dflash(WIDE, tuple(range(27))), num_tokens=3),
+    lambda: proposers.DSpark(head=tiny.dspark(WIDE, tuple(range(27))), num_tokens=3, nodes=16, beam=4)],
+    ids=["EAGLE-3 tree", "Medusa tree", "DFlash tree", "DFlash", "DSpark tree"])
 def test_rows_that_only_fill_the_vocabulary_up_are_never_drafted(make):
   """Qwen's heads count 151,936 rows where its tokenizer knows 151,669 ids."""
   target = WIDE.replace(config=dataclasses.replace(WIDE.config, num_tokens=9))
@@ -261,7 +266,7 @@ def test_long_prompts_and_buckets_that_grow():
   assert drafts[0] == drafts[1] and len(drafts[0][0]) == 4
 
 
-@pytest.mark.parametrize("name", ["EAGLE-3", "EAGLE-3 tree", "Medusa", "DFlash"])
+@pytest.mark.parametrize("name", ["EAGLE-3", "EAGLE-3 tree", "Medusa", "DFlash", "DSpark", "DSpark tree"])
 def test_where_no_row_drafts_no_product_with_the_vocabulary_is_left(name):
   """Behind a lookup that has a draft a head costs nothing: its products stand inside of branches."""
   state = drivers.start(TARGET, HEADS[name], PROMPTS, max_new_tokens=NEW)
@@ -289,6 +294,13 @@ def test_trees_refuse_draws_and_depths_without_heads():
     proposers.DFlash(head=DFLASH, num_tokens=4)
   with pytest.raises(ValueError, match="draws a chain"):
     proposers.DFlash(head=DFLASH, num_tokens=3, nodes=6, drawing=DRAWN)
+  with pytest.raises(ValueError, match="must be 1 to 3, the places of the block"):
+    proposers.DSpark(head=DSPARK, num_tokens=4)
+  for wrong, said in ((dict(confidence=1.0), "confidence=1.0"), (dict(confidence=0.5, nodes=6), "leave the tree out")):
+    with pytest.raises(ValueError, match=said):
+      proposers.DSpark(head=DSPARK, num_tokens=3, **wrong)
+  with pytest.raises(ValueError, match="no confidence head"):
+    proposers.DSpark(head=DSPARK.replace(confidence=None), num_tokens=3, confidence=0.5)
   with pytest.raises(ValueError, match="beam=0"):
     proposers.Eagle3Tree(head=EAGLE3, beam=0)
   for proposer in (HEADS["EAGLE-3"], HEADS["Medusa"], HEADS["DFlash"]):

@@ -21,6 +21,7 @@ from specjax.proposers import base
 from specjax.testing import tiny
 from specjax.training import batches
 from specjax.training import dflash
+from specjax.training import dspark
 from specjax.training import eagle3
 from specjax.training import medusa
 
@@ -52,7 +53,7 @@ verify = jax.jit(lambda state, tree: decode.verify(TARGET, Asker(), RULE, state,
 commit = jax.jit(lambda proposer, state, outcome: decode.commit(TARGET, proposer, state, outcome))
 
 
-def drafted(proposer, prompts=PROMPTS, steps=STEPS):
+def drafted(proposer, prompts=PROMPTS, steps=STEPS, least=1):
   """Text, drafted tokens and their laws f[N, V] of every row after each number of `steps`: the rows decode together."""
   found = []
   state = drivers.start(TARGET, proposer, prompts, sampling.SamplingParams(temperature=1.0), max_new_tokens=40,
@@ -62,7 +63,7 @@ def drafted(proposer, prompts=PROMPTS, steps=STEPS):
     if step in steps:
       text, length, drawn = jax.device_get((state.tokens, state.length, tree))
       for row, size in enumerate(drawn.size):
-        assert size > 1
+        assert size > least
         found.append((text[row, :length[row]].tolist(), drawn.tokens[row, 1:size].tolist(),
                       np.asarray(drawn.q.dense(TARGET.vocab_size))[row, :size - 1]))
     if step < max(steps):  # as `decode.step` goes on
@@ -93,6 +94,7 @@ def compute(tokens):
 passes = jax.jit(eagle3.passes, static_argnums=3)
 head_logits = jax.jit(medusa.head_logits)
 blocks = jax.jit(dflash.blocks)
+places = jax.jit(dspark.places)
 
 
 def laws(logits, ids):
@@ -138,6 +140,24 @@ def test_dflash_sees_in_training_what_it_sees_in_drafting(causal):
   logits = hidden[:, 0, 1:] @ np.asarray(TARGET.weights.head)[IDS].T
   for row, (_, tokens, q) in enumerate(found):
     np.testing.assert_allclose(laws(logits[row, :len(tokens)], IDS), q, atol=2e-5)
+
+
+def test_dspark_sees_in_training_what_it_sees_in_drafting():
+  """And its confidence head, which ends a chain where drafting it lost hope."""
+  head = noisy(dspark.init(TARGET, IDS, LAYERS, layers=2, block=3, mask_id=23, rank=4, key=jax.random.key(0)))
+  found = drafted(proposers.DSpark(head=head, num_tokens=3, drawing=DRAWN))
+  anchors = np.array([[len(text) - 1, len(text) - 2] for text, _, _ in found], np.int32)
+  given = dflash.Anchored(as_batch([text + tokens + [23] * 3 for text, tokens, _ in found]), anchors)
+  hidden, previous = (x[:, 0] for x in places(head, TARGET.weights.embedding, given))
+  logits = np.asarray(head.follow(hidden @ TARGET.weights.head[IDS].T, previous))
+  for row, (_, tokens, q) in enumerate(found):
+    np.testing.assert_allclose(laws(logits[row, :len(tokens)], IDS), q, atol=2e-5)
+  chances = np.asarray(jax.nn.sigmoid(head.acceptance(hidden, previous)))
+  middling = float(np.median(chances[:len(PROMPTS)]))
+  short = drafted(proposers.DSpark(head=head, num_tokens=3, drawing=DRAWN, confidence=middling), steps=(0,), least=0)
+  hopeful = [int(np.cumprod(chances[row, :len(tokens)] >= middling).sum()) for row, (_, tokens, _) in enumerate(found)]
+  assert [tokens for _, tokens, _ in short] == [tokens[:n] for n, (_, tokens, _) in zip(hopeful, found[:len(PROMPTS)])]
+  assert len(set(hopeful[:len(PROMPTS)])) > 1
 
 
 def test_a_dflash_block_sees_nothing_of_what_it_is_asked_for():

@@ -15,11 +15,13 @@ import numpy as np
 import pytest
 
 from specjax.models import dflash as dflash_model
+from specjax.models import dspark as dspark_model
 from specjax.models import draft_layer
 from specjax.models import eagle3 as eagle3_model
 from specjax.models import medusa as medusa_model
 from specjax.training import batches
 from specjax.training import dflash
+from specjax.training import dspark
 from specjax.training import eagle3
 from specjax.training import medusa
 from specjax.training import shifts
@@ -63,6 +65,10 @@ DFLASH = dflash_model.DFlashHead(
     input_norms=(norm(), norm()), norm=norm(), ids=None, config=dflash_model.DFlashConfig(
         shape=SHAPE, layers=2, features=(1, 2), block=BLOCK, mask_id=MASK_ID, vocab_size=V, draft_vocab=len(IDS),
         max_context=64))
+
+
+DSPARK = dspark_model.DSparkHead(drafter=DFLASH, first=some(V, 3, size=1.0), second=some(len(IDS), 3, size=1.0),
+                                 confidence=some(WIDTH + 3), confidence_bias=some(1)[0], ids=None)
 
 
 def make_batch():
@@ -201,11 +207,31 @@ def medusa_rule(wrong=None):
   return total
 
 
-def dflash_rule(wrong=None):
-  """Loss of blocks: place j of a block against the law behind the token before it, weighed by exp(-(j - 1) / gamma)."""
+def dspark_rule(wrong=None):
+  """Every place of a block against the law behind its own token, told the text's token at it, and the confidence's loss."""
   losses, masks = [[] for _ in range(BLOCK)], [[] for _ in range(BLOCK)]
   to_draft = np.isin(np.arange(V), IDS)
-  for row, (tokens, features, target, loss_mask) in enumerate(texts()):
+  for row, anchor, hidden in block_states(wrong):
+    tokens, _, target, loss_mask = list(texts())[row]
+    for j in range(BLOCK):
+      at = min(anchor + j, SIZE - 1)
+      previous = tokens[min(at + 1, SIZE - 1)] if wrong == "Markov head sees the answer" else tokens[at]
+      latent = DSPARK.first[previous]
+      q = softmax(hidden[j] @ HEAD[IDS].T + DSPARK.second @ latent)
+      logits = target[min(at + 1, SIZE - 1)] if wrong == "label offset" else target[at]
+      p = softmax(logits[to_draft])
+      chance = np.minimum(p, q).sum()
+      said = 1 / (1 + np.exp(-(np.concatenate([hidden[j], latent]) @ DSPARK.confidence + DSPARK.confidence_bias)))
+      losses[j].append([-(p * np.log(q)).sum() - chance * np.log(said) - (1 - chance) * np.log(1 - said)])
+      label = anchor + j + (0 if wrong == "mask not shifted" else 1)
+      masks[j].append([label < SIZE and loss_mask[label] and to_draft[logits.argmax()]])
+  weights = np.array([np.exp(-j / GAMMA) for j in range(BLOCK)])
+  return (weights * [masked_mean(losses[j], masks[j]) for j in range(BLOCK)]).sum() / weights.sum()
+
+
+def block_states(wrong=None):
+  """Row, anchor and hidden states [J, E] behind the last norm, of every block."""
+  for row, (tokens, features, _, _) in enumerate(texts()):
     fused = rms(features @ DFLASH.fuse.T, DFLASH.fused_norm)
     for anchor in ANCHORS[row]:
       x = EMBEDDING[[tokens[anchor]] + [MASK_ID] * (BLOCK - 1)].astype(np.float64)
@@ -217,13 +243,22 @@ def dflash_rule(wrong=None):
         x = np.array([with_mlp(w, x[j] + attended(
             w, query_of(w, into[j], anchor + j), text + (block[:j + 1] if wrong == "block is causal" else block)))
                       for j in range(BLOCK)])
-      log_q = np.log(softmax(rms(x, DFLASH.norm) @ HEAD[IDS].T))
-      for j in range(1, BLOCK):
-        behind = anchor + j if wrong == "label offset" else anchor + j - 1
-        asked = anchor if wrong == "mask not shifted" else anchor + j
-        p = target[min(behind, SIZE - 1)]
-        losses[j].append([-(softmax(p[to_draft]) * log_q[j]).sum()])
-        masks[j].append([asked < SIZE and loss_mask[asked] and to_draft[p.argmax()]])
+      yield row, anchor, rms(x, DFLASH.norm)
+
+
+def dflash_rule(wrong=None):
+  """Loss of blocks: place j of a block against the law behind the token before it, weighed by exp(-(j - 1) / gamma)."""
+  losses, masks = [[] for _ in range(BLOCK)], [[] for _ in range(BLOCK)]
+  to_draft = np.isin(np.arange(V), IDS)
+  for row, anchor, hidden in block_states(wrong):
+    _, _, target, loss_mask = list(texts())[row]
+    log_q = np.log(softmax(hidden @ HEAD[IDS].T))
+    for j in range(1, BLOCK):
+      behind = anchor + j if wrong == "label offset" else anchor + j - 1
+      asked = anchor if wrong == "mask not shifted" else anchor + j
+      p = target[min(behind, SIZE - 1)]
+      losses[j].append([-(softmax(p[to_draft]) * log_q[j]).sum()])
+      masks[j].append([asked < SIZE and loss_mask[asked] and to_draft[p.argmax()]])
   weights = np.array([np.exp(-(j - 1) / GAMMA) for j in range(1, BLOCK)])
   return (weights * [masked_mean(losses[j], masks[j]) for j in range(1, BLOCK)]).sum() / weights.sum()
 
@@ -231,17 +266,19 @@ def dflash_rule(wrong=None):
 # --- the tests --------------------------------------------------------------------------------------------------------
 
 
-RULES = {"eagle3": eagle3_rule, "medusa": medusa_rule, "dflash": dflash_rule}
+RULES = {"eagle3": eagle3_rule, "medusa": medusa_rule, "dflash": dflash_rule, "dspark": dspark_rule}
 LOSSES = {"eagle3": jax.jit(functools.partial(eagle3.loss, recipe=eagle3.Recipe(passes=PASSES))),
           "medusa": jax.jit(functools.partial(medusa.loss, recipe=medusa.Recipe())),
-          "dflash": jax.jit(functools.partial(dflash.loss, recipe=dflash.Recipe(gamma=GAMMA)))}
+          "dflash": jax.jit(functools.partial(dflash.loss, recipe=dflash.Recipe(gamma=GAMMA))),
+          "dspark": jax.jit(functools.partial(dspark.loss, recipe=dspark.Recipe(gamma=GAMMA)))}
 GIVEN = {"eagle3": (EAGLE3, eagle3.Frozen(embedding=EMBEDDING, head=HEAD[IDS]), IDS),
-         "medusa": (MEDUSA, HEAD[IDS], IDS), "dflash": (DFLASH, EMBEDDING, HEAD[IDS], IDS)}
+         "medusa": (MEDUSA, HEAD[IDS], IDS), "dflash": (DFLASH, EMBEDDING, HEAD[IDS], IDS),
+         "dspark": (DSPARK, EMBEDDING, HEAD[IDS], IDS)}
 
 
 def trained(kind, batch=BATCH, anchors=ANCHORS):
   """Loss and metrics as training computes them."""
-  return jax.device_get(LOSSES[kind](*GIVEN[kind], dflash.Anchored(batch, anchors) if kind == "dflash" else batch))
+  return jax.device_get(LOSSES[kind](*GIVEN[kind], dflash.Anchored(batch, anchors) if kind in ("dflash", "dspark") else batch))
 
 
 @pytest.mark.parametrize("kind", RULES)
@@ -254,6 +291,7 @@ def test_the_loss_is_that_of_the_published_rule(kind):
     ("eagle3", "positions stand still"), ("eagle3", "double shift"),
     # A mask that stays where it was counts prompts and leaves answers out (SpecForge 885, EAGLE 325).
     ("eagle3", "mask not shifted"), ("medusa", "mask not shifted"), ("dflash", "mask not shifted"),
+    ("dspark", "mask not shifted"), ("dspark", "label offset"), ("dspark", "Markov head sees the answer"),
     # Trains well and drafts nothing right (SpecForge 473).
     ("eagle3", "label offset"), ("medusa", "label offset"), ("dflash", "label offset"),
     # A block must see itself in both directions and nothing of its answers (SpecForge 427 and 455).

@@ -12,6 +12,7 @@ from specjax.testing import tiny
 from specjax.training import batches
 from specjax.training import corpus
 from specjax.training import dflash
+from specjax.training import dspark
 from specjax.training import eagle3
 from specjax.training import features
 from specjax.training import loop
@@ -55,11 +56,15 @@ def make(kind, data, target=TARGET, **changes):
     return trainers.train_eagle3(target, data, IDS, eagle3.Recipe(passes=2), 0, **changes)
   if kind == "medusa":
     return trainers.train_medusa(target, data, IDS, medusa.Recipe(), 0, heads=2, **changes)
+  if kind == "dspark":
+    return trainers.train_dspark(target, data, IDS, dspark.Recipe(), 0, layers=1, block=2, mask_id=23, rank=4, anchors=16,
+                                 **changes)
   return trainers.train_dflash(target, data, IDS, dflash.Recipe(), 0, layers=1, block=3, mask_id=23, anchors=16,
                                **changes)
 
 
-KINDS = {"eagle3": proposers.Eagle3, "medusa": proposers.Medusa, "dflash": proposers.DFlash}
+KINDS = {"eagle3": proposers.Eagle3, "medusa": proposers.Medusa, "dflash": proposers.DFlash,
+         "dspark": proposers.DSpark}
 
 
 @functools.cache

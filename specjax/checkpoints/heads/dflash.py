@@ -54,13 +54,19 @@ def read(settings: settings_lib.Settings, tensors: tensors_lib.Tensors, target) 
       causal=found["causal_head"].flag("causal_head") or settings.flag("is_causal"))
   if config.block < 2:
     raise found["block_size"].error("block_size", "2 or more is required")
-  e, prefixes = shape.width, [f"layers.{i}." for i in range(count)]
+  return take(tensors, config)
+
+
+def take(tensors: tensors_lib.Tensors, config: dflash.DFlashConfig) -> dflash.DFlashHead:
+  """The tensors that a block of this configuration has."""
+  shape = config.shape
+  e, prefixes = shape.width, [f"layers.{i}." for i in range(config.layers)]
   return dflash.DFlashHead(
       fuse=tensors.take("fc.weight", (e, len(config.features) * e)),
       fused_norm=tensors.take("hidden_norm.weight", (e,)),
       layers=tuple(tensors_lib.read_layer(tensors, prefix, shape, e, normed_heads=True) for prefix in prefixes),
       input_norms=tuple(tensors.take(prefix + "input_layernorm.weight", (e,)) for prefix in prefixes),
-      norm=tensors.take("norm.weight", (e,)), ids=tensors_lib.read_ids(tensors, config.draft_vocab, vocab),
+      norm=tensors.take("norm.weight", (e,)), ids=tensors_lib.read_ids(tensors, config.draft_vocab, config.vocab_size),
       config=config)
 
 
@@ -70,20 +76,24 @@ def write(head: dflash.DFlashHead, dialect: str) -> tuple[dict[str, Any], dict[s
   if min(config.features) < 1:
     raise CheckpointError(f"dialect {dialect!r} cannot say that the layers {config.features} are read: it names layers "
                           "by their output, and the input of layer 0 is none")
-  if any(layer.query_norm is None or layer.key_norm is None for layer in head.layers):
-    raise CheckpointError(f"dialect {dialect!r} has norms of queries and keys in every layer; this drafter has none")
-  tensors = {"fc.weight": head.fuse, "hidden_norm.weight": head.fused_norm, "norm.weight": head.norm}
-  for i, (layer, norm) in enumerate(zip(head.layers, head.input_norms, strict=True)):
-    tensors |= tensors_lib.write_layer(layer, f"layers.{i}.", config.shape)
-    tensors[f"layers.{i}.input_layernorm.weight"] = norm
-  tensors |= tensors_lib.write_ids(head.ids, config.vocab_size)
   return settings_lib.describe_layers(config.shape) | {
       "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "num_hidden_layers": config.layers,
       "layer_types": ["full_attention"] * config.layers, "vocab_size": config.vocab_size,
       "draft_vocab_size": config.draft_vocab, "max_position_embeddings": config.max_context,
       "tie_word_embeddings": False, "block_size": config.block, "dflash_config": {
           "mask_token_id": config.mask_id, "target_layer_ids": [i - 1 for i in config.features],
-          "causal_head": config.causal}}, tensors
+          "causal_head": config.causal}}, tensors_of(head, dialect)
+
+
+def tensors_of(head: dflash.DFlashHead, dialect: str) -> dict[str, jax.Array]:
+  """What `take` takes; CheckpointError for a drafter without norms of queries and keys, which `dialect` has."""
+  if any(layer.query_norm is None or layer.key_norm is None for layer in head.layers):
+    raise CheckpointError(f"dialect {dialect!r} has norms of queries and keys in every layer; this drafter has none")
+  tensors = {"fc.weight": head.fuse, "hidden_norm.weight": head.fused_norm, "norm.weight": head.norm}
+  for i, (layer, norm) in enumerate(zip(head.layers, head.input_norms, strict=True)):
+    tensors |= tensors_lib.write_layer(layer, f"layers.{i}.", head.config.shape)
+    tensors[f"layers.{i}.input_layernorm.weight"] = norm
+  return tensors | tensors_lib.write_ids(head.ids, head.config.vocab_size)
 
 
 def _features(settings, named, count, target):
