@@ -14,8 +14,8 @@ from specjax.models.dspark import DSparkHead
 from specjax.models.eagle3 import Eagle3Head
 from specjax.models.medusa import MedusaHead
 
-# Head class -> the module of its files. DSpark's are asked before DFlash's, which have fewer keys.
-_KINDS = {DSparkHead: dspark, Eagle3Head: eagle3, MedusaHead: medusa, DFlashHead: dflash}
+# Head class -> the module of its files. DSpark's are asked before DFlash's: they have what DFlash's have, and more.
+_KINDS = {Eagle3Head: eagle3, MedusaHead: medusa, DSparkHead: dspark, DFlashHead: dflash}
 
 
 def load_head(path, *, target=None, dtype=None):
