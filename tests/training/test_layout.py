@@ -1,7 +1,8 @@
 """Training and drafting see the same inputs: on one text a head gives the same law by both paths.
 
 Published trainers went wrong exactly here: a second shift, positions that stand still, labels off by one, a block that
-sees its own answers. Such a head trains well and drafts badly.
+sees its own answers (SpecForge 448, 424, 473, 427 and 455). Such a head trains well and drafts badly (SpecForge 533: right
+98 times in 100 in training, and 10 when served).
 """
 import dataclasses
 
