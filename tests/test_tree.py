@@ -92,8 +92,8 @@ def test_follow_takes_the_first_of_equal_siblings_and_no_padding():
 
 
 def test_padding_is_not_token_0():
-  """Below the root a tree is padded with id 0, which a draw of 0 must not accept (as Medusa's own code does; EAGLE's pads
-  with -1)."""
+  """Below the root a tree is padded with id 0, which a draw of 0 must not accept (as Medusa's own code does; EAGLE's
+  pads with -1)."""
   tree = tree_lib.chain(jnp.asarray([7], jnp.int32), jnp.asarray([[1, 2]], jnp.int32), jnp.asarray([1], jnp.int32))
   tree = tree.widen(6)
   assert np.asarray(tree.tokens)[0, 3:].tolist() == np.asarray(tree.parents)[0, 3:].tolist() == [0, 0, 0]

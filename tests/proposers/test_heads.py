@@ -158,8 +158,8 @@ def test_a_head_drafts_up_to_its_own_context_only(name):
 
 @pytest.mark.parametrize("name", HEADS)
 def test_no_draft_reaches_beyond_the_last_place_of_the_targets_context(name):
-  """Positions that the target was not made for (vLLM 15901); and the text goes on up to that place, where EAGLE's own code
-  stops short of its fixed cache in silence."""
+  """Positions that the target was not made for (vLLM 15901); and the text goes on up to that place, where EAGLE's own
+  code stops in silence, as many tokens short of its fixed 2048 as a tree has."""
   prompts = [(np.arange(size) * 7 % 23).tolist() for size in (246, 251, 254)]
   new = [TARGET.max_context - len(prompt) for prompt in prompts]
   proposer = Sleepy(inner=HEADS[name])
@@ -170,7 +170,7 @@ def test_no_draft_reaches_beyond_the_last_place_of_the_targets_context(name):
       depths = static_trees.depths(np.asarray(tree.parents[row, :int(tree.size[row])]))
       deepest[row] = max(deepest[row], int(state.length[row]) - 1 + max(depths))
     state = drivers.advance(TARGET, proposer, state, np.int32(1), verifier=verifiers.Point())
-  # The last place is for the token behind the drafts. A fixed shape is drafted whole: its last levels are only in flight.
+  # The last place is for the token behind the drafts. A fixed shape is drafted whole: what is too deep is not written.
   over = proposer.max_depth - 1 if name == "Medusa tree" else 0
   assert deepest.tolist() == [TARGET.max_context - 2 + over] * 3
   wanted = drivers.generate(TARGET, proposers.Plain(), prompts, max_new_tokens=new)
@@ -181,8 +181,9 @@ def test_no_draft_reaches_beyond_the_last_place_of_the_targets_context(name):
 @pytest.mark.parametrize("name", ["EAGLE-3", "DFlash"])
 def test_an_entry_of_eagle3_holds_the_token_behind_it_and_one_of_dflash_does_not(name):
   """vLLM 15901: of a text that goes on in another way the last entry is not to be used again."""
-  state = drivers.start(TARGET, Sleepy(inner=HEADS[name]), [PROMPTS[0] + [last] for last in (3, 9, 3)], max_new_tokens=NEW)
-  cache = starting.draft(TARGET, Sleepy(inner=HEADS[name]), state)[1].cache
+  proposer, prompts = Sleepy(inner=HEADS[name]), [PROMPTS[0] + [last] for last in (3, 9, 3)]
+  state = drivers.start(TARGET, proposer, prompts, max_new_tokens=NEW)
+  cache = starting.draft(TARGET, proposer, state)[1].cache
   known = len(PROMPTS[0])  # entries: all tokens but the pending one
   assert cache.length.tolist() == [known] * 3
   first, other, same = np.concatenate([np.swapaxes(cache.keys[0], 2, 3), cache.values[0]], -1)[:, :, :known]

@@ -188,7 +188,8 @@ def test_a_tree_is_made_of_the_laws_of_its_paths(kind):
   else:
     head = noisy(dflash.init(TARGET, IDS, LAYERS, layers=2, block=4, mask_id=23, key=jax.random.key(0)))
     proposer = proposers.DFlash(head=head, num_tokens=3, nodes=8, beam=3)
-  tree = jax.device_get(starting.draft(TARGET, proposer, drivers.start(TARGET, proposer, PROMPTS, max_new_tokens=40))[0])
+  state = drivers.start(TARGET, proposer, PROMPTS, max_new_tokens=40)
+  tree = jax.device_get(starting.draft(TARGET, proposer, state)[0])
   for row, text in enumerate(PROMPTS):
     law = lambda path: log_law(kind, head, text, path)
     paths = [()]

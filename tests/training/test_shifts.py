@@ -261,7 +261,8 @@ def test_the_gradient_is_that_of_the_published_rule(kind):
   found, rng = jax.tree.leaves(trained(kind, of=GRADIENTS)[1]), np.random.default_rng(3)
   for i, (weight, gradient) in enumerate(zip(leaves, found, strict=True)):
     way = rng.standard_normal(weight.shape)
-    at = lambda step: RULES[kind](head=jax.tree.unflatten(structure, [*leaves[:i], weight + step * way, *leaves[i + 1:]]))
+    moved = lambda step: jax.tree.unflatten(structure, [*leaves[:i], weight + step * way, *leaves[i + 1:]])
+    at = lambda step: RULES[kind](head=moved(step))
     slope = (at(1e-4) - at(-1e-4)) / 2e-4
     assert abs(slope) > 1e-4, "a weight that nothing depends on"
     np.testing.assert_allclose((gradient * way).sum(), slope, rtol=1e-3, atol=1e-5, err_msg=f"weight {i}")
@@ -304,7 +305,8 @@ def test_what_stands_behind_a_text_changes_nothing(kind):
 @pytest.mark.parametrize("kind", RULES)
 def test_long_padding_changes_neither_loss_nor_gradient(kind):
   """Means are over what is asked for, however much stands beside it (Medusa 95, of short texts padded to 4096)."""
-  long = jax.tree.map(lambda x: np.pad(x, ((0, 0), (0, 4 * SIZE), *[(0, 0)] * (x.ndim - 2))) if x.ndim > 1 else x, BATCH)
+  longer = lambda x: np.pad(x, ((0, 0), (0, 4 * SIZE), *[(0, 0)] * (x.ndim - 2))) if x.ndim > 1 else x
+  long = jax.tree.map(longer, BATCH)
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6),
                trained(kind, long, of=GRADIENTS), trained(kind, of=GRADIENTS))
 
