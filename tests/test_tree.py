@@ -91,6 +91,16 @@ def test_follow_takes_the_first_of_equal_siblings_and_no_padding():
   assert path.tolist() == [[0, 0, 0]] and accepted.tolist() == [0]
 
 
+def test_padding_is_not_token_0():
+  """Below the root a tree is padded with id 0, which a draw of 0 must not accept (as Medusa's own code does; EAGLE's
+  pads with -1)."""
+  tree = tree_lib.chain(jnp.asarray([7], jnp.int32), jnp.asarray([[1, 2]], jnp.int32), jnp.asarray([1], jnp.int32))
+  tree = tree.widen(6)
+  assert np.asarray(tree.tokens)[0, 3:].tolist() == np.asarray(tree.parents)[0, 3:].tolist() == [0, 0, 0]
+  path, accepted = follow(tree, jnp.zeros((1, 6), jnp.int32), 2)
+  assert path.tolist() == [[0, 0, 0]] and accepted.tolist() == [0]
+
+
 def test_follow_does_not_let_the_root_follow_itself():
   # The root is its own parent: a draw that equals the pending token must not accept it.
   tree = tree_lib.chain(jnp.asarray([7], jnp.int32), jnp.asarray([[1, 2]], jnp.int32), jnp.asarray([2], jnp.int32))

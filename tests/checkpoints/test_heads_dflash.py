@@ -155,6 +155,8 @@ def test_relatives_are_refused_by_name(tmp_path, key, value, why):
   ("layer_types", 3, "a list of names"), ("architectures", "x", "a list of names"),
   ("attention_bias", True, "supported: False or None"),
   ("model_type", "llama", "supported: 'qwen3'"), ("rope_scaling", {"rope_type": "yarn"}, "only unscaled"),
+  ("partial_rotary_factor", 0.5, "supported: 1.0"),  # speculators 613 and 738
+  ("rope_parameters", {"rope_theta": 1e4, "partial_rotary_factor": 0.5}, "only unscaled"),
   ("output_multiplier", 0.5, "supported: 1.0"), ("block_size", None, "a positive whole number is required"),
   ("dflash_config", 3, "an object is required")])
 def test_unsupported_arithmetic_is_refused_by_name(tmp_path, key, value, why):

@@ -240,6 +240,9 @@ def test_frequencies_of_rotary_positions_are_not_read(tmp_path):
   ("hidden_act", "gelu", "supported: 'silu'"), ("num_hidden_layers", 2, "supported: 1"),
   ("sliding_window", 512, "only full attention"), ("layer_types", ["sliding_attention"], "only 'full_attention'"),
   ("quantization_config", {"bits": 4}, "supported: None"), ("partial_rotary_factor", 0.5, "supported: 1.0"),
+  # Ignored, a head would turn all components of its queries and keys (speculators 613 and 738).
+  ("rope_parameters", {"rope_theta": 1e4, "partial_rotary_factor": 0.5}, "only unscaled rotary positions"),
+  ("rope_scaling", {"rope_type": "default", "partial_rotary_factor": 0.5}, "only unscaled rotary positions"),
   ("model_type", "gpt_oss", "supported: 'llama' or 'qwen3'"), ("hidden_size", 8.0, "a positive whole number"),
   ("rms_norm_eps", 0, "a positive number"), ("vocab_size", True, "a positive whole number"),
 ])

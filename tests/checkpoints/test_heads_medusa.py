@@ -116,6 +116,7 @@ def test_every_tensor_is_needed_and_no_other_is(tmp_path, name):
 
 
 def test_heads_without_a_matrix_say_whose_they_use(tmp_path):
+  """Medusa's legacy trainer writes none (Medusa 140): read as the other kind such heads draft something, and badly."""
   with pytest.raises(CheckpointError, match="'0.1.weight' is missing; .* write \"shares_target_head\": true"):
     open_copy(tmp_path, "medusa_shared", config={"shares_target_head": False})
   with pytest.raises(CheckpointError, match="'medusa_head.0.1.weight' is missing; with medusa_num_layers 1 it is"):

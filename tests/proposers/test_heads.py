@@ -159,6 +159,52 @@ def test_a_head_drafts_up_to_its_own_context_only(name):
       assert len(draft[0]) == 1 or deepest < 20 + (name == "EAGLE-3")
 
 
+@pytest.mark.parametrize("name", HEADS)
+def test_no_draft_reaches_beyond_the_last_place_of_the_targets_context(name):
+  """Positions that the target was not made for (vLLM 15901); and the text goes on up to that place, where EAGLE's own
+  code stops in silence, as many tokens short of its fixed 2048 as a tree has."""
+  prompts = [(np.arange(size) * 7 % 23).tolist() for size in (246, 251, 254)]
+  new = [TARGET.max_context - len(prompt) for prompt in prompts]
+  proposer = Sleepy(inner=HEADS[name])
+  state, deepest = drivers.start(TARGET, proposer, prompts, max_new_tokens=new), np.zeros(3, int)
+  while np.asarray(state.active).any():
+    tree, _ = starting.draft(TARGET, proposer, state)
+    for row in np.flatnonzero(np.asarray(state.active)):
+      depths = static_trees.depths(np.asarray(tree.parents[row, :int(tree.size[row])]))
+      deepest[row] = max(deepest[row], int(state.length[row]) - 1 + max(depths))
+    state = drivers.advance(TARGET, proposer, state, np.int32(1), verifier=verifiers.Point())
+  # The last place is for the token behind the drafts. A fixed shape is drafted whole: what is too deep is not written.
+  over = proposer.max_depth - 1 if name == "Medusa tree" else 0
+  assert deepest.tolist() == [TARGET.max_context - 2 + over] * 3
+  wanted = drivers.generate(TARGET, proposers.Plain(), prompts, max_new_tokens=new)
+  for row, prompt in enumerate(prompts):
+    assert np.asarray(state.tokens[row, len(prompt):]).tolist() == wanted.token_ids[row]
+
+
+@pytest.mark.parametrize("name", ["EAGLE-3", "DFlash"])
+def test_an_entry_of_eagle3_holds_the_token_behind_it_and_one_of_dflash_does_not(name):
+  """vLLM 15901: of a text that goes on in another way the last entry is not to be used again."""
+  proposer, prompts = Sleepy(inner=HEADS[name]), [PROMPTS[0] + [last] for last in (3, 9, 3)]
+  state = drivers.start(TARGET, proposer, prompts, max_new_tokens=NEW)
+  cache = starting.draft(TARGET, proposer, state)[1].cache
+  known = len(PROMPTS[0])  # entries: all tokens but the pending one
+  assert cache.length.tolist() == [known] * 3
+  first, other, same = np.concatenate([np.swapaxes(cache.keys[0], 2, 3), cache.values[0]], -1)[:, :, :known]
+  np.testing.assert_array_equal(first, same)
+  np.testing.assert_array_equal(first[:, :-1], other[:, :-1])
+  assert np.array_equal(first[:, -1], other[:, -1]) == (name == "DFlash")
+
+
+@pytest.mark.parametrize("name", ["EAGLE-3", "Medusa tree"])
+def test_a_row_of_a_large_batch_is_that_row_alone(name):
+  """Text and drafts of 33 rows of unlike lengths (TGI 1411: garbage from Medusa where the batch is large)."""
+  rng, proposer = np.random.default_rng(1), Sleepy(inner=HEADS[name])
+  prompts = [rng.integers(0, 23, size).tolist() for size in rng.integers(2, 20, 33)]
+  found = run(proposer, prompts, 4)
+  for row in (0, 16, 32):
+    assert found[row] == run(proposer, [prompts[row]], 4)[0]
+
+
 def test_end_of_sequence_is_never_a_node_of_a_grown_tree():
   everything = tuple(range(24))
   for proposer in (proposers.Eagle3Tree(head=tiny.eagle3(TARGET, everything), nodes=16, depth=3, beam=4),
@@ -235,6 +281,18 @@ def test_a_head_with_ids_that_the_target_never_emits_is_refused():
                    proposers.DFlash(head=tiny.dflash(WIDE, (1, 9)), num_tokens=3)):
     with pytest.raises(ValueError, match="drafts id 9, and the ids of this target are 0 to 8"):
       jax.eval_shape(lambda: proposer.init(target, 1, 64))  # known while tracing too
+
+
+@pytest.mark.parametrize("name", ["EAGLE-3", "Medusa", "DFlash"])
+def test_a_head_of_another_target_is_refused(name):
+  """Wherever shapes tell; that features of one width are those of another basis (vllm-ascend 12886) they do not."""
+  given = {"width": (dict(width=32), "for a target of 24 token ids and width 16, and this one has 24 and 32"),
+           "ids": (dict(vocab_size=25, num_tokens=25), "24 token ids and width 16, and this one has 25 and 16"),
+           "layers": (dict(layers=2), r"reads layers \(1, 2, 3\), and the target has 2")}
+  for what, (changes, message) in given.items():
+    if (name, what) != ("Medusa", "layers"):  # which reads none
+      with pytest.raises(ValueError, match=message):
+        HEADS[name].init(TARGET.replace(config=dataclasses.replace(TARGET.config, **changes)), 1, 64)
 
 
 @pytest.mark.parametrize("name", ["EAGLE-3", "Medusa", "DFlash"])

@@ -130,6 +130,7 @@ def test_a_process_that_is_killed_leaves_a_run_that_goes_on(whole, tmp_path):
 
 
 def test_held_out_numbers_stand_in_their_rows(tmp_path, whole):
+  """And training goes on behind an evaluation as without one (SpecForge 563: an eval() that nobody took back)."""
   evaluate = lambda step, params: {"doubled": 2 * step, "second": float(params.second.sum())}
   params = train(tmp_path, evaluate_every=4, evaluate=evaluate)
   rows = rows_of(tmp_path)
