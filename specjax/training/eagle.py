@@ -1,9 +1,9 @@
 """Training of EAGLE-1's head: it learns the target's next feature, and through the target's head its next law.
 
 EAGLE (arXiv 2401.15077, `eagle/train/main.py` of SafeAILab/EAGLE): smooth L1 to the feature at token t + 1, and a tenth
-of the cross entropy to the target's law there; noise on the features that it reads makes up for its own errors, which it
-reads while it drafts. HASS (arXiv 2408.15766) lets it read its own outputs instead, in `passes` of equal weight of which
-none gets gradients of the next; it trains with three.
+of the cross entropy to the target's law there; noise on the features that it reads makes up for its own errors, which
+it reads while it drafts. HASS (arXiv 2408.15766) lets it read its own outputs instead, in `passes` of equal weight of
+which none gets gradients of the next; it trains with three. HASS's loss on the ten most probable ids is not here.
 
 The published code counts a label by the mask of the place before it (EAGLE's issue 325). Here the mask is the label's.
 

@@ -1,7 +1,7 @@
 """Training of an EAGLE-3 head by the training-time test: it meets its own outputs in training as it does in drafting.
 
-EAGLE-3 (arXiv 2503.01840, traineagle3 of SafeAILab/EAGLE). Pass i drafts the i-th token behind token t + 1 at entry t, see
-`own_passes`; its label is the target's law behind the token x[t + 1 + i] that it reads (see `shifts`).
+EAGLE-3 (arXiv 2503.01840, traineagle3 of SafeAILab/EAGLE). Pass i drafts the i-th token behind token t + 1 at entry t,
+see `own_passes`; its label is the target's law behind the token x[t + 1 + i] that it reads (see `shifts`).
 
 Letters: B sequences, S entries, D width of the target, U draft ids, P passes.
 """

@@ -1,9 +1,9 @@
-"""Passes of a head over its own outputs, so that it meets them in training as it does in drafting: EAGLE-3's training-time
-test (arXiv 2503.01840), and before it the context alignment of HASS (arXiv 2408.15766).
+"""Passes of a head over its own outputs, so that it meets them in training as it does in drafting.
 
-Pass 0 runs over the target's features; pass i over what pass i - 1 made of them, one token further: its entry t stands
-for the i-th token drafted behind token t + 1. Such an entry sees the entries of true features up to t, and of the passes
-before it those at its own place; its position is t + i, its token x[t + 1 + i] (see `shifts`).
+EAGLE-3's training-time test (arXiv 2503.01840), and before it the context alignment of HASS (arXiv 2408.15766). Pass 0
+runs over the target's features; pass i over what pass i - 1 made of them, one token further: its entry t stands for the
+i-th token drafted behind token t + 1. Such an entry sees the entries of true features up to t, and of the passes before
+it those at its own place; its position is t + i, its token x[t + 1 + i] (see `shifts`).
 
 Letters: B sequences, S entries, E width of the head, D of the target, K key/value heads, G query heads of each, C head
 width.
@@ -18,8 +18,8 @@ _HIDDEN = -1e30
 
 
 def run(params, embedding: jax.Array, batch: batches.Batch, count: int, *, through: bool = True) -> list[jax.Array]:
-  """What the head makes logits of, f[B, S, E], in each of `count` passes. Entry t of pass i is the i-th draft behind token
-  t + 1, if the tokens drafted before it are those of the text.
+  """What the head makes logits of, f[B, S, E], in each of `count` passes. Entry t of pass i is the i-th draft behind
+  token t + 1, if the tokens drafted before it are those of the text.
 
   Args:
     params: a `models.recurrent_head.RecurrentHead`. embedding: f[V, D], the target's.

@@ -71,7 +71,8 @@ def train_eagle(target, data: batches.Data, ids: np.ndarray, recipe: eagle.Recip
                  measure=_losses(eagle.loss, dataclasses.replace(recipe, passes=drafts))["measure"],
                  arguments=(eagle.frozen(target, ids), jnp.asarray(ids)), batch=noisy,
                  evaluation=lambda: [eagle.read(batch) for batch in data.evaluation()],
-                 head=functools.partial(_made_of, head), proposer=lambda head: proposers.Eagle(head=head, num_tokens=drafts))
+                 head=functools.partial(_made_of, head),
+                 proposer=lambda head: proposers.Eagle(head=head, num_tokens=drafts))
 
 
 def train_medusa(target, data: batches.Data, ids: np.ndarray, recipe: medusa.Recipe, seed: int, *, heads: int,

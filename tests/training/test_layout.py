@@ -122,7 +122,7 @@ def test_eagle3_sees_in_training_what_it_sees_in_drafting(change):
 
 def test_eagle_sees_in_training_what_it_sees_in_drafting():
   """Two layers, the second with a norm: every layer must see the same of what was drafted before."""
-  head = noisy(tiny.eagle(TARGET, tuple(IDS.tolist())), seed=2)
+  head = tiny.eagle(TARGET, tuple(IDS.tolist()))  # noise in all of it; with more, what recurs grows without bounds
   found = drafted(proposers.Eagle(head=head, num_tokens=3, drawing=DRAWN))
   batch = eagle.read(jax.device_get(as_batch([text + tokens for text, tokens, _ in found])))
   made = eagle_passes(head, eagle.frozen(TARGET, IDS), batch, 3)

@@ -189,15 +189,15 @@ def eagle3_rule(wrong=None):
 
 
 def eagle_rule(wrong=None):
-  """Loss of SafeAILab's trainer in pass 0, and of HASS's in those behind it. `target` is the features moved to the left;
-  pass i reads at place t what pass i - 1 made at t - 1, and attends at t - j to what pass i - j had there (`q_hidden`).
+  """Loss of SafeAILab's trainer in pass 0, and of HASS's behind it. `target` is the features moved to the left;
+  pass i reads at place t what pass i - 1 made at t - 1, and attends at t - j to what pass i - j had there.
 
   A label is counted by its own mask, and a place before the i-th, whose chain began before the text, by none.
   """
   to_draft, total = np.isin(np.arange(V), IDS), 0.0
   w = EAGLE.layers[0]
-  fused = lambda ids, hidden: np.concatenate(
-      [EMBEDDING[ids], hidden] if wrong != "feature first" else [hidden, EMBEDDING[ids]], -1) @ EAGLE.fuse.T + EAGLE.fuse_bias
+  order = -1 if wrong == "feature first" else 1
+  fused = lambda ids, hidden: np.concatenate([EMBEDDING[ids], hidden][::order], -1) @ EAGLE.fuse.T + EAGLE.fuse_bias
   features, laws, masks = ([[] for _ in range(PASSES)] for _ in range(3))
   for row, (tokens, _, _, loss_mask) in enumerate(texts()):
     hidden = BATCH.hidden[row].astype(np.float64)
@@ -289,8 +289,8 @@ GIVEN = {"eagle3": (EAGLE3, eagle3.Frozen(embedding=EMBEDDING, head=HEAD[IDS]), 
 
 def trained(kind, batch=BATCH, anchors=ANCHORS):
   """Loss and metrics as training computes them."""
-  given = {"dflash": lambda: dflash.Anchored(batch, anchors), "eagle": lambda: eagle.read(batch)}.get(kind, lambda: batch)()
-  return jax.device_get(LOSSES[kind](*GIVEN[kind], given))
+  batch = dflash.Anchored(batch, anchors) if kind == "dflash" else eagle.read(batch) if kind == "eagle" else batch
+  return jax.device_get(LOSSES[kind](*GIVEN[kind], batch))
 
 
 @pytest.mark.parametrize("kind", RULES)
@@ -302,7 +302,8 @@ def test_the_loss_is_that_of_the_published_rule(kind):
     # Acceptance length 1.62 instead of 1.67 (SpecForge 424), and 1.66 instead of 1.93 (448).
     ("eagle3", "positions stand still"), ("eagle3", "double shift"),
     # A mask that stays where it was counts prompts and leaves answers out (SpecForge 885, EAGLE 325).
-    ("eagle3", "mask not shifted"), ("eagle", "mask not shifted"), ("medusa", "mask not shifted"), ("dflash", "mask not shifted"),
+    ("eagle3", "mask not shifted"), ("eagle", "mask not shifted"), ("medusa", "mask not shifted"),
+    ("dflash", "mask not shifted"),
     # Trains well and drafts nothing right (SpecForge 473).
     ("eagle3", "label offset"), ("eagle", "label offset"), ("medusa", "label offset"), ("dflash", "label offset"),
     # A block must see itself in both directions and nothing of its answers (SpecForge 427 and 455).
