@@ -74,7 +74,7 @@ def fixed(branching: Sequence[int]) -> Shape:
 
 
 def of_paths(paths: Sequence[Sequence[int]]) -> Shape:
-  """The tree of the nodes at `paths`, each the ranks on the way to it: how SafeAILab and Medusa write trees (`choices`).
+  """The tree of the nodes at `paths`, each the ranks on the way to it: how SafeAILab and Medusa write trees.
 
   A node's parent and earlier siblings come before it.
   """

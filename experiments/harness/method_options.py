@@ -42,15 +42,15 @@ MIXTURE = flags.DEFINE_list("mixture", ["ngram", "recycling"], "Methods whose br
 NODES = flags.DEFINE_integer("tree_nodes", None, "Nodes of a drafted tree, root included; each method has its own "
                              "default. Given, eagle, eagle3, medusa and dflash draft trees.", lower_bound=2)
 SHAPE = flags.DEFINE_list("tree_shape", ["2", "2", "1"], "draft_tree: children of every node, level by level; or "
-                          "sequoia: the best shape of --tree_nodes nodes for --tree_acceptance; or eagle: EAGLE-1's own, "
+                          "sequoia: the best shape of --tree_nodes nodes for --tree_acceptance; or eagle: EAGLE-1's, "
                           "of 26 nodes. Given, eagle and eagle3 draft trees of it.")
 ACCEPTANCE = flags.DEFINE_list("tree_acceptance", ["0.6", "0.15", "0.07", "0.04"], "--tree_shape=sequoia: how often the "
                                "child of each rank is the accepted one.")
 CHILDREN = flags.DEFINE_enum("tree_children", "top_k", ["top_k", "independent", "without_replacement"],
-                             "draft_tree: the most probable children, or draws of them; given, for eagle and eagle3 too, "
-                             "in the tree of --tree_shape.")
-DEPTH = flags.DEFINE_integer("tree_depth", 4, "Levels that dynamic_tree, eagle, eagle3 and dflash grow, and that sequoia may "
-                             "have; given, these heads draft trees.",
+                             "draft_tree: the most probable children, or draws of them; given, for eagle and eagle3 "
+                             "too, in the tree of --tree_shape.")
+DEPTH = flags.DEFINE_integer("tree_depth", 4, "Levels that dynamic_tree, eagle, eagle3 and dflash grow, and that "
+                             "sequoia may have; given, these heads draft trees.",
                              lower_bound=1)
 BEAM = flags.DEFINE_integer("tree_beam", 4, "Nodes of a level that dynamic_tree, eagle and eagle3 expand, and children "
                             "of each, for dflash too; given, these heads draft trees.",
@@ -79,9 +79,10 @@ MEDUSA = flags.DEFINE_string("medusa_head", None, "Medusa's heads: a folder or f
                              "come with specjax for the target.")
 DFLASH = flags.DEFINE_string("dflash_head", None, "DFlash drafter: a folder, as published; by default the one that comes "
                              "with specjax for the target.")
-ALL = (EAGLE, EAGLE3, MEDUSA, DFLASH, DRAFT_TOKENS, MAX_NGRAM, MIN_NGRAM, MATCH, SOURCE, OVERLAP, LOOKUP_TREE, MIN_SCORE, STORE, DATASTORE, FALLBACK, DRAFT,
-       EXIT_LAYER, SKIPPED, WINDOW, LOOKAHEAD_NGRAM, GUESSES, SMALL, MIXTURE, NODES, SHAPE, ACCEPTANCE, CHILDREN, DEPTH,
-       BEAM, SAMPLED, TEMPERATURE, TOP_K, TOP_P, LENGTH, THRESHOLD, COSTS, COST)
+ALL = (EAGLE, EAGLE3, MEDUSA, DFLASH, DRAFT_TOKENS, MAX_NGRAM, MIN_NGRAM, MATCH, SOURCE, OVERLAP, LOOKUP_TREE,
+       MIN_SCORE, STORE, DATASTORE, FALLBACK, DRAFT, EXIT_LAYER, SKIPPED, WINDOW, LOOKAHEAD_NGRAM, GUESSES, SMALL,
+       MIXTURE, NODES, SHAPE, ACCEPTANCE, CHILDREN, DEPTH, BEAM, SAMPLED, TEMPERATURE, TOP_K, TOP_P, LENGTH, THRESHOLD,
+       COSTS, COST)
 _loaded, _heads = {}, {}
 
 
@@ -110,7 +111,7 @@ def tree_shape() -> tuple[int, ...]:
     return static_trees.fixed([int(x) for x in SHAPE.value]).parents
   except ValueError as error:
     raise ValueError(f"--tree_shape={','.join(SHAPE.value)}, --tree_acceptance={','.join(ACCEPTANCE.value)}: a shape is "
-                     f"numbers of children such as 3,2,1, or eagle, or sequoia with shares in (0, 1]: {error}") from error
+                     f"numbers of children such as 3,2,1, eagle, or sequoia with shares in (0, 1]: {error}") from error
 
 
 def skipped_layers(layers: int) -> tuple[int, ...]:
@@ -204,8 +205,8 @@ def shape_or_grown() -> tuple[int, ...] | None:
     return None
   others = _given(DRAFT_TOKENS, SAMPLED, LENGTH, BEAM, *(() if SHAPE.value == ["sequoia"] else (NODES, DEPTH)))
   if others:
-    raise ValueError(f"{given[0]} asks a head for a tree of fixed shape, and {others[0]} is not of one; leave one of them "
-                     "out")
+    raise ValueError(f"{given[0]} asks a head for a tree of fixed shape, and {others[0]} is not of one; leave one of "
+                     "them out")
   return tree_shape()
 
 

@@ -1,10 +1,10 @@
 """The draft head of EAGLE-1, which EAGLE-2 and HASS draft with as well: it predicts the target's next feature.
 
 The feature at token t is the target's last hidden state *behind its final norm*, what its own head takes: Transformers'
-`hidden_states[-1]`, from which SafeAILab's data are made. One matrix takes the embedding of token t + 1 and the feature,
-in this order, to the width of one; decoder layers follow, the first of them without a norm before its attention, the
-last without one behind it. Their output stands for the feature at token t + 1: the target's own head, which is frozen,
-makes logits of it, and it recurs as it is.
+`hidden_states[-1]`, from which SafeAILab's data are made. One matrix takes the embedding of token t + 1 and the
+feature, in this order, to the width of one; decoder layers follow, the first of them without a norm before its
+attention, the last without one behind it. Their output stands for the feature at token t + 1: the target's own head,
+which is frozen, makes logits of it, and it recurs as it is.
 EAGLE (arXiv 2401.15077), EAGLE-2 (arXiv 2406.16858), SafeAILab/EAGLE `cnets1.py`; HASS (arXiv 2408.15766).
 
 Letters: B batch rows, T entries, E width of head and target, L layers of the head, H query heads, K key/value heads,

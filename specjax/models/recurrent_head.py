@@ -1,4 +1,4 @@
-"""What EAGLE's draft heads share: entries that join a feature with the token behind it, and recursion on their own output.
+"""What EAGLE's draft heads share: entries of a feature and the token behind it, and recursion on their own output.
 
 Entry t of a text joins the target's feature at token t with the embedding of token t + 1; the head predicts token t + 2
 from it. What it computes of a drafted token takes the feature's place in the next entry.
@@ -15,8 +15,9 @@ from specjax.models import layers
 class RecurrentHead:
   """A mixin for heads with an `apply` over entries, whose attention is up to the caller.
 
-  They have `config` with `shape`, `max_context` and `draft_vocab`, `ids` i32[U] or None, `embedding` f[V, E] or None for
-  the target's, and `features`, the layers of the target that are read: none for what stands behind its final norm.
+  They have `config` with `shape`, `max_context` and `draft_vocab`, `ids` i32[U] or None, `embedding` f[V, E] or None
+  for the target's, `depth`, how many layers they are, and `features`, the layers of the target that are read: none for
+  what stands behind its final norm.
   """
   shares_head = False  # whether `logits` takes rows of the target's head
 

@@ -3,8 +3,8 @@
 The feature at token t and the embedding of token t + 1 predict token t + 2. Behind the pending token the head's own
 output takes the place of features; after every step the true ones replace it. The head is that of EAGLE-1 and 2, which
 reads what the target's own head reads and predicts it (arXiv 2401.15077), or that of EAGLE-3, which reads three layers
-(arXiv 2503.01840). It drafts a chain; EAGLE-1's tree of fixed shape, whose tokens are the most probable or draws without
-replacement; or EAGLE-2's tree (arXiv 2406.16858), grown where the head is sure, see `growth`.
+(arXiv 2503.01840). It drafts a chain; EAGLE-1's tree of fixed shape, whose tokens are the most probable or draws
+without replacement; or EAGLE-2's tree (arXiv 2406.16858), grown where the head is sure, see `growth`.
 
 The head may draft from a part of the vocabulary only; what it never drafts the target still emits.
 
@@ -147,8 +147,8 @@ class EagleFixedTree(Headed, fixed_tree.FixedTree):
     """See `base.Proposer.init`."""
     most = max(max(level.counts) for level in static_trees.levels(self.parents))
     if self.children != "independent" and most > self.head.config.draft_vocab:
-      raise ValueError(f"parents={self.parents}: a node has {most} children; at most {self.head.config.draft_vocab}, the "
-                       "head's token ids")
+      raise ValueError(f"parents={self.parents}: a node has {most} children; at most {self.head.config.draft_vocab}, "
+                       "the head's token ids")
     return super().init(target, batch, capacity)
 
   def propose(self, target, cache, state, context, keys):

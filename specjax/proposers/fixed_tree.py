@@ -1,9 +1,9 @@
 """A tree of fixed shape, drafted level by level: the most probable children, or draws of them.
 
-Trees of the most probable tokens are points (SpecInfer, arXiv 2305.09781). Draws are independent, or without replacement
-by the Gumbel top-k trick as in Sequoia (arXiv 2402.12374), whose best shape for measured acceptance and costs is
-`static_trees.sequoia`. A level is one pass of the drafter over all its nodes that have children; which drafter that is,
-the proposer says.
+Trees of the most probable tokens are points (SpecInfer, arXiv 2305.09781). Draws are independent, or without
+replacement by the Gumbel top-k trick as in Sequoia (arXiv 2402.12374), whose best shape for measured acceptance and
+costs is `static_trees.sequoia`. A level is one pass of the drafter over all its nodes that have children; which drafter
+that is, the proposer says.
 
 Letters: B batch rows, T nodes, N nodes of a level, F nodes with children, V vocabulary.
 """
@@ -106,7 +106,8 @@ class FixedTree(base.Defaults):
         for row, node in enumerate(level.nodes):
           seen[row, [slots[i] for i in above[node] if i]] = True
         # Behind a barrier: XLA folds a constant mask once for every layer.
-        mask = jax.lax.optimization_barrier(jnp.asarray(np.concatenate([seen, np.eye(len(level.nodes), dtype=bool)], 1)))
+        itself = np.eye(len(level.nodes), dtype=bool)
+        mask = jax.lax.optimization_barrier(jnp.asarray(np.concatenate([seen, itself], 1)))
         nodes = np.asarray(level.nodes)
         logits, extra = run(level, int(slots[nodes[0]]), len(above[nodes[0]]), tokens[:, nodes],
                             jnp.broadcast_to(mask, (batch, *mask.shape)), extra)

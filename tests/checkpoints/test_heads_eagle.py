@@ -115,8 +115,8 @@ def test_every_tensor_is_needed_and_no_other_is(tmp_path, name):
     with pytest.raises(CheckpointError, match=f"tensor '{key}' has shape .*; the configuration asks for "):
       open_copy(tmp_path, name, tensors={key: np.concatenate([value, value[:1]])})
   # Of HASS's variants, of a head with a norm where this has none, of one with a vocabulary of its own.
-  for extra, shape in (("embed_layernorm.weight", (8,)), ("layers.0.input_layernorm.weight", (8,)), ("norm.weight", (8,)),
-                       ("lm_head.weight", (20, 8))):
+  for extra, shape in (("embed_layernorm.weight", (8,)), ("layers.0.input_layernorm.weight", (8,)),
+                       ("norm.weight", (8,)), ("lm_head.weight", (20, 8))):
     with pytest.raises(CheckpointError, match=f"extra tensor '{extra}'"):
       open_copy(tmp_path, name, tensors={extra: np.ones(shape, np.float32)})
   assert open_copy(tmp_path, "eagle_vicuna", drop=["embed_tokens.weight"]).embedding is None
@@ -126,7 +126,8 @@ def test_every_tensor_is_needed_and_no_other_is(tmp_path, name):
   ("rope_scaling", {"type": "linear", "factor": 2.0}, "only unscaled rotary positions"),
   ("attention_bias", True, "supported: False or None"), ("hidden_act", "gelu", "supported: 'silu'"),
   ("model_type", "eagle", "supported: 'llama' or 'qwen2' or 'mixtral'"), ("bias", "no", "true or false"),
-  ("num_hidden_layers", 0, "a positive whole number"), ("speculators_model_type", "eagle", "only 'eagle3' is supported")])
+  ("num_hidden_layers", 0, "a positive whole number"),
+  ("speculators_model_type", "eagle", "only 'eagle3' is supported")])
 def test_unsupported_arithmetic_is_refused_by_name(tmp_path, key, value, why):
   with pytest.raises(CheckpointError, match=f"config.json: {key} is .*{why}"):
     open_copy(tmp_path, "eagle_vicuna", config={key: value})

@@ -183,8 +183,8 @@ BAD = {
                                  ["--tree_nodes=8", "--draft_tokens=3"]),
     "drawn tree of a head": (["--methods=eagle3", "--eagle3_head={dir}/eagle3", "--tree_nodes=8", "--draft_sampled"],
                              ["--tree_nodes=8", "--draft_sampled"]),
-    "fixed and grown tree of a head": (["--methods=eagle", "--eagle_head={dir}/eagle", "--tree_shape=2,1", "--tree_beam=2"],
-                                       ["--tree_shape=2,1", "--tree_beam=2"]),
+    "fixed and grown tree of a head": (["--methods=eagle", "--eagle_head={dir}/eagle", "--tree_shape=2,1",
+                                        "--tree_beam=2"], ["--tree_shape=2,1", "--tree_beam=2"]),
     "head of another EAGLE": (["--methods=eagle", "--eagle_head={dir}/eagle3"], ["--eagle_head", "Eagle3Head"]),
     "target beside a pair": (["--pair=qwen2.5-coder"], ["--pair=qwen2.5-coder", "--target"]),
     "no method": (["--methods="], ["--methods", "plain, ngram"]),
@@ -310,7 +310,8 @@ def folder(tmp_path_factory):
   target, _ = specjax.load(programs.ROOT / programs.TINY)
   ids = tuple(range(20))
   for name, head in (("eagle", tiny.eagle(target, ids)), ("eagle3", tiny.eagle3(target, ids)),
-                     ("medusa", tiny.medusa(target, ids)), ("dflash", tiny.dflash(target, ids)), ("foreign_head", tiny.eagle3(tiny.decoder(), ids))):
+                     ("medusa", tiny.medusa(target, ids)), ("dflash", tiny.dflash(target, ids)),
+                     ("foreign_head", tiny.eagle3(tiny.decoder(), ids))):
     heads.save_head(head, path / name)
   for name in ("truncated", "foreign", "missing", "extra"):
     shutil.copytree(programs.ROOT / programs.TINY, path / name)

@@ -15,7 +15,8 @@ import programs
 
 TARGET = f"--target={programs.TINY}"
 TRAIN = [TARGET, "--steps=5", "--batch_tokens=512", "--max_tokens=64"]
-KINDS = {"eagle3": ["--passes=2"], "eagle": ["--passes=2", "--noise=0.05"], "medusa": ["--heads=2"], "dflash": ["--block=4", "--head_layers=1"]}
+KINDS = {"eagle3": ["--passes=2"], "eagle": ["--passes=2", "--noise=0.05"], "medusa": ["--heads=2"],
+         "dflash": ["--block=4", "--head_layers=1"]}
 FIRST = "--batch_size=8", "--max_new_tokens=20"
 # Drafts with the heads that were written, beside plain decoding.
 DRAFT = """

@@ -218,7 +218,7 @@ def test_medusa_drafts_fewer_tokens_than_it_has_heads(changes):
 
 @pytest.mark.parametrize("make", [
     lambda: proposers.Eagle3Tree(head=tiny.eagle3(WIDE, tuple(range(27))), nodes=16, depth=3, beam=4),
-    lambda: proposers.EagleFixedTree(head=tiny.eagle(WIDE, tuple(range(27))), parents=static_trees.fixed((4, 2)).parents),
+    lambda: proposers.EagleFixedTree(head=tiny.eagle(WIDE, tuple(range(27))), parents=(0, 0, 0, 0, 0, 1, 1, 2, 2)),
     lambda: proposers.Medusa(head=tiny.medusa(WIDE, tuple(range(27))), shape=static_trees.fixed((4, 2))),
     lambda: proposers.DFlash(head=tiny.dflash(WIDE, tuple(range(27))), num_tokens=3, nodes=16, beam=4),
     lambda: proposers.DFlash(head=tiny.dflash(WIDE, tuple(range(27))), num_tokens=3)],
@@ -234,7 +234,8 @@ def test_rows_that_only_fill_the_vocabulary_up_are_never_drafted(make):
 
 def test_a_head_with_ids_that_the_target_never_emits_is_refused():
   target = WIDE.replace(config=dataclasses.replace(WIDE.config, num_tokens=9))
-  for proposer in (proposers.Eagle(head=tiny.eagle(WIDE, (1, 2, 9))), proposers.Eagle3(head=tiny.eagle3(WIDE, (1, 2, 9))),
+  for proposer in (proposers.Eagle(head=tiny.eagle(WIDE, (1, 2, 9))),
+                   proposers.Eagle3(head=tiny.eagle3(WIDE, (1, 2, 9))),
                    proposers.Medusa(head=tiny.medusa(WIDE, (1, 9))),
                    proposers.DFlash(head=tiny.dflash(WIDE, (1, 9)), num_tokens=3)):
     with pytest.raises(ValueError, match="drafts id 9, and the ids of this target are 0 to 8"):

@@ -1,13 +1,13 @@
 """EAGLE-1 heads in files, as SafeAILab publishes them for EAGLE and EAGLE-2, and as HASS does.
 
 `bias` of the configuration says whether `fc` has one; without the key it has. Layers have the names of a Llama model's,
-without `input_layernorm` in the first and without a last norm; `qkv_bias` (EAGLE-Qwen2) says that queries, keys and values
-have biases. The head of the vocabulary is the target's and not in the file. `embed_tokens` is a copy of the target's,
-which SafeAILab's own loader asks for; a file without it means the target's itself. `model_type` names the target's family
-and changes nothing: the layers are Llama's in any case.
+without `input_layernorm` in the first and without a last norm; `qkv_bias` (EAGLE-Qwen2) says that queries, keys and
+values have biases. The head of the vocabulary is the target's and not in the file. `embed_tokens` is a copy of the
+target's, which SafeAILab's own loader asks for; a file without it means the target's itself. `model_type` names the
+target's family and changes nothing: the layers are Llama's in any case.
 
-Ours: `draft_vocab_size` with d2t and t2d, as in EAGLE-3, for a head that drafts some ids only (FR-Spec, arXiv 2502.14856),
-and `head_dim` where it is not hidden_size / num_attention_heads.
+Ours: `draft_vocab_size` with d2t and t2d, as in EAGLE-3, for a head that drafts some ids only (FR-Spec, arXiv
+2502.14856), and `head_dim` where it is not hidden_size / num_attention_heads.
 """
 from typing import Any
 
@@ -22,7 +22,7 @@ FILE = "model.safetensors"
 
 
 def is_one(settings: settings_lib.Settings, names) -> bool:
-  """Whether a configuration and the names of tensors are of such a head; heads that have more have been asked before."""
+  """Whether the names of tensors are of such a head; kinds of head that have more have been asked before."""
   del settings
   return "fc.weight" in names and "layers.0.self_attn.q_proj.weight" in names and not any(
       name.endswith("hidden_norm.weight") for name in names)

@@ -62,8 +62,8 @@ def save_head(head, path, dialect: str | None = None, *, dtype=None) -> None:
     head: what `load_head` returns.
     path: the folder of config.json and the tensors; made if it is not there, what it holds of these names replaced.
     dialect: of EAGLE-3 "safeailab", "specforge" or "speculators", of Medusa "medusa", of DFlash "z-lab", of EAGLE-1
-      "safeailab"; None is the first of them that can say what the head is. An EAGLE-3 head's `first_position`, which changes nothing that it
-      computes, becomes the dialect's.
+      "safeailab"; None is the first of them that can say what the head is. An EAGLE-3 head's `first_position`, which
+      changes nothing that it computes, becomes the dialect's.
     dtype: of the weights written; None keeps the head's.
 
   Raises:
