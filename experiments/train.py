@@ -24,7 +24,9 @@ _VOCAB = flags.DEFINE_integer("draft_vocab", 4096, "Ids that the head drafts: th
                               "for all.", lower_bound=0)
 _LOSS = flags.DEFINE_enum("loss", "soft_ce", training.LOSSES, "Loss against the target's law.")
 _ANSWERS = flags.DEFINE_bool("answers_only", True, "Learn from the target's own answers alone, not from prompts.")
-_PASSES = flags.DEFINE_integer("passes", 4, "eagle3: passes of the training-time test.", lower_bound=1)
+_PASSES = flags.DEFINE_integer("passes", None, "eagle3: passes of the training-time test, 4 by default. eagle: 1 by "
+                               "default, as EAGLE trains; 3 for HASS.", lower_bound=1)
+_NOISE = flags.DEFINE_float("noise", 0.1, "eagle: features are read with uniform noise of up to it.", lower_bound=0)
 _HEADS = flags.DEFINE_integer("heads", 4, "medusa: number of heads.", lower_bound=1)
 _BLOCK = flags.DEFINE_integer("block", 8, "dflash, dspark: places of a block, the pending token's included, which drafts in "
                               "dspark.", lower_bound=2)
@@ -43,7 +45,9 @@ def main():
       head=_HEAD.value, target=settings.TARGET.value, corpora=tuple(_CORPUS.value), outdir=_OUTDIR.value, epochs=_EPOCHS.value,
       steps=_STEPS.value, limit=_LIMIT.value, learning_rate=_RATE.value, batch_tokens=_BATCH.value,
       max_tokens=_MAX_TOKENS.value, draft_vocab=_VOCAB.value, loss=_LOSS.value, answers_only=_ANSWERS.value,
-      passes=_PASSES.value, heads=_HEADS.value, block=_BLOCK.value, head_layers=_LAYERS.value, markov_rank=_RANK.value, start=_START.value,
+      passes=_PASSES.value or training.PASSES.get(_HEAD.value, 4), heads=_HEADS.value, block=_BLOCK.value,
+      head_layers=_LAYERS.value, markov_rank=_RANK.value, start=_START.value,
+      noise=_NOISE.value if _HEAD.value == "eagle" else None,
       evaluate_every=_EVALUATE.value, seed=settings.SEED.value)
   training.check_read(job, flags.FLAGS)
   found = training.run(job)

@@ -73,6 +73,20 @@ def fixed(branching: Sequence[int]) -> Shape:
   return Shape(tuple(parents), tuple(ranks))
 
 
+def of_paths(paths: Sequence[Sequence[int]]) -> Shape:
+  """The tree of the nodes at `paths`, each the ranks on the way to it: how SafeAILab and Medusa write trees.
+
+  A node's parent and earlier siblings come before it.
+  """
+  nodes = {(): 0}
+  for path in map(tuple, paths):
+    needed = [path[:-1], *([(*path[:-1], path[-1] - 1)] if path and path[-1] else [])]
+    if not path or path in nodes or any(other not in nodes for other in needed):
+      raise ValueError(f"path {path}: each is there once, behind its parent and the sibling of the rank above")
+    nodes[path] = len(nodes)
+  return Shape(tuple(nodes[path[:-1]] for path in nodes), tuple(path[-1] if path else 0 for path in nodes))
+
+
 def sequoia(acceptance: npt.ArrayLike, max_nodes: int, max_depth: int, draft_cost: float,
             verify_costs: Mapping[int, float]) -> Shape:
   """The best-first tree of the least cost a token, over all sizes and depths; only the root if no draft pays.
@@ -152,3 +166,10 @@ def _table(acceptance, max_depth):
     raise ValueError(f"acceptance={table.tolist()}: it must be probabilities by rank, or by depth and rank, with a "
                      "sum over ranks of at most 1, as at most one child of a node is accepted")
   return np.broadcast_to(table, (max_depth, table.shape[0])) if table.ndim == 1 else table[:max_depth]
+
+
+# EAGLE-1's tree for all its heads (SafeAILab/EAGLE `choices.py`, mc_sim_7b_63): 25 drafted nodes, 5 levels.
+EAGLE = of_paths([
+    (0,), (1,), (2,), (3,), (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (0, 0, 0), (0, 0, 1),
+    (0, 0, 2), (0, 1, 0), (0, 1, 1), (0, 2, 0), (0, 2, 1), (1, 0, 0), (0, 0, 0, 0), (0, 0, 0, 1), (0, 0, 0, 2),
+    (0, 0, 0, 0, 0), (0, 0, 0, 0, 1)])

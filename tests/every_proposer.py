@@ -25,7 +25,7 @@ DRAWN = proposers.Drawing(sampled=True)
 NGRAM = proposers.NGram(min_ngram=1, num_tokens=3)
 SOME = (0, 1, 2, 4)  # the ids that heads draft: never all of them
 EAGLE3, MEDUSA, DFLASH = tiny.eagle3(DECODER, SOME), tiny.medusa(DECODER, SOME), tiny.dflash(DECODER, SOME)
-DSPARK = tiny.dspark(DECODER, SOME)
+DSPARK, EAGLE = tiny.dspark(DECODER, SOME), tiny.eagle(DECODER, SOME)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +63,12 @@ ENTRIES = [
     Entry("early exit", proposers.EarlyExit(exit_layer=2, num_tokens=3), DECODER),
     Entry("layer skip", proposers.LayerSkip(skipped=(1,), num_tokens=3), DECODER),
     Entry("EAGLE-3", proposers.Eagle3(head=EAGLE3, num_tokens=3), DECODER),
+    Entry("EAGLE", proposers.Eagle(head=EAGLE, num_tokens=3), DECODER),
+    Entry("EAGLE, drawn", proposers.Eagle(head=EAGLE, num_tokens=3, drawing=DRAWN), DECODER),
+    Entry("EAGLE tree", proposers.EagleTree(head=EAGLE, nodes=8, depth=3, beam=2), DECODER),
+    Entry("EAGLE fixed tree", proposers.EagleFixedTree(head=EAGLE, parents=(0, 0, 0, 1, 1, 3)), DECODER),
+    Entry("EAGLE fixed tree, distinct", proposers.EagleFixedTree(head=EAGLE, parents=(0, 0, 0, 1, 1, 3),
+                                                                 children="without_replacement"), DECODER),
     Entry("EAGLE-3, drawn", proposers.Eagle3(head=EAGLE3, num_tokens=3, drawing=DRAWN), DECODER),
     Entry("EAGLE-3 tree", proposers.Eagle3Tree(head=EAGLE3, nodes=8, depth=3, beam=2), DECODER),
     Entry("Medusa", proposers.Medusa(head=MEDUSA, num_tokens=3), DECODER),

@@ -132,3 +132,17 @@ def test_levels_are_the_passes_of_a_drafter():
 def test_refusals(call, message):
   with pytest.raises(ValueError, match=message):
     call()
+
+
+def test_a_tree_of_paths_is_the_one_that_the_paths_say():
+  shape = static_trees.of_paths([(0,), (1,), (0, 0), (1, 0), (1, 1), (0, 0, 0)])
+  assert shape == ((0, 0, 0, 1, 2, 2, 3), (0, 0, 1, 0, 0, 1, 0))
+  for wrong in ([(1,)], [(0, 0)], [(0,), (0,)], [()], [(0,), (0, 1)]):
+    with pytest.raises(ValueError, match="path "):
+      static_trees.of_paths(wrong)
+
+
+def test_eagles_tree_is_the_published_one():
+  check_shape(static_trees.EAGLE)
+  assert np.bincount(static_trees.depths(static_trees.EAGLE.parents)).tolist() == [1, 4, 8, 8, 3, 2]
+  assert static_trees.EAGLE.parents == (0,) * 5 + (1, 1, 1, 2, 2, 3, 3, 4, 5, 5, 5, 6, 6, 7, 7, 8, 13, 13, 13, 21, 21)

@@ -40,18 +40,20 @@ SMALL = flags.DEFINE_string("hierarchical_small", "ngram", "The method that draf
 MIXTURE = flags.DEFINE_list("mixture", ["ngram", "recycling"], "Methods whose branches mixture puts into one tree; the "
                             "first ones keep theirs where --tree_nodes is short.")
 NODES = flags.DEFINE_integer("tree_nodes", None, "Nodes of a drafted tree, root included; each method has its own "
-                             "default. Given, eagle3, medusa and dflash draft trees.", lower_bound=2)
+                             "default. Given, eagle, eagle3, medusa and dflash draft trees.", lower_bound=2)
 SHAPE = flags.DEFINE_list("tree_shape", ["2", "2", "1"], "draft_tree: children of every node, level by level; or "
-                          "sequoia: the best shape of --tree_nodes nodes for --tree_acceptance.")
+                          "sequoia: the best shape of --tree_nodes nodes for --tree_acceptance; or eagle: EAGLE-1's, "
+                          "of 26 nodes. Given, eagle and eagle3 draft trees of it.")
 ACCEPTANCE = flags.DEFINE_list("tree_acceptance", ["0.6", "0.15", "0.07", "0.04"], "--tree_shape=sequoia: how often the "
                                "child of each rank is the accepted one.")
 CHILDREN = flags.DEFINE_enum("tree_children", "top_k", ["top_k", "independent", "without_replacement"],
-                             "draft_tree: the most probable children, or draws of them.")
-DEPTH = flags.DEFINE_integer("tree_depth", 4, "Levels that dynamic_tree, eagle3 and dflash grow, and that sequoia may "
-                             "have; given, these heads draft trees.",
+                             "draft_tree: the most probable children, or draws of them; given, for eagle and eagle3 "
+                             "too, in the tree of --tree_shape.")
+DEPTH = flags.DEFINE_integer("tree_depth", 4, "Levels that dynamic_tree, eagle, eagle3 and dflash grow, and that "
+                             "sequoia may have; given, these heads draft trees.",
                              lower_bound=1)
-BEAM = flags.DEFINE_integer("tree_beam", 4, "Nodes of a level that dynamic_tree and eagle3 expand, and children of "
-                            "each, for dflash too; given, these heads draft trees.",
+BEAM = flags.DEFINE_integer("tree_beam", 4, "Nodes of a level that dynamic_tree, eagle and eagle3 expand, and children "
+                            "of each, for dflash too; given, these heads draft trees.",
                             lower_bound=1)
 SAMPLED = flags.DEFINE_bool("draft_sampled", False, "Model drafters draw their tokens instead of taking the greedy one; "
                             "use it with --verifier=rejection, block, recursive or traversal.")
@@ -69,6 +71,8 @@ COSTS = flags.DEFINE_list("verify_costs", [str(x) for x in renewal.REFERENCE_COS
                           "steps; experiments.speed times the first four.")
 COST = flags.DEFINE_float("draft_cost", 0.3, "--draft_length=renewal: cost of a drafted token, in plain steps.",
                           lower_bound=0)
+EAGLE = flags.DEFINE_string("eagle_head", None, "EAGLE-1 head, as EAGLE-2 and HASS use it too: a folder, as SafeAILab "
+                            "publishes them; by default the one that comes with specjax for the target.")
 EAGLE3 = flags.DEFINE_string("eagle3_head", None, "EAGLE-3 head: a folder, in the layout of SafeAILab, SpecForge or "
                              "speculators; by default the one that comes with specjax for the target.")
 MEDUSA = flags.DEFINE_string("medusa_head", None, "Medusa's heads: a folder or file, as published; by default those that "
@@ -79,9 +83,10 @@ DSPARK = flags.DEFINE_string("dspark_head", None, "DSpark drafter: a folder, as 
                              "comes with specjax for the target.")
 CONFIDENCE = flags.DEFINE_float("dspark_confidence", 0.0, "dspark: a chain ends before a token whose chance of acceptance "
                                 "its confidence head gives less; 0: never.", lower_bound=0, upper_bound=1)
-ALL = (EAGLE3, MEDUSA, DFLASH, DSPARK, CONFIDENCE, DRAFT_TOKENS, MAX_NGRAM, MIN_NGRAM, MATCH, SOURCE, OVERLAP, LOOKUP_TREE, MIN_SCORE, STORE, DATASTORE, FALLBACK, DRAFT,
-       EXIT_LAYER, SKIPPED, WINDOW, LOOKAHEAD_NGRAM, GUESSES, SMALL, MIXTURE, NODES, SHAPE, ACCEPTANCE, CHILDREN, DEPTH,
-       BEAM, SAMPLED, TEMPERATURE, TOP_K, TOP_P, LENGTH, THRESHOLD, COSTS, COST)
+ALL = (EAGLE, EAGLE3, MEDUSA, DFLASH, DSPARK, CONFIDENCE, DRAFT_TOKENS, MAX_NGRAM, MIN_NGRAM, MATCH, SOURCE, OVERLAP,
+       LOOKUP_TREE, MIN_SCORE, STORE, DATASTORE, FALLBACK, DRAFT, EXIT_LAYER, SKIPPED, WINDOW, LOOKAHEAD_NGRAM, GUESSES,
+       SMALL, MIXTURE, NODES, SHAPE, ACCEPTANCE, CHILDREN, DEPTH, BEAM, SAMPLED, TEMPERATURE, TOP_K, TOP_P, LENGTH,
+       THRESHOLD, COSTS, COST)
 _loaded, _heads = {}, {}
 
 
@@ -105,10 +110,12 @@ def tree_shape() -> tuple[int, ...]:
     if SHAPE.value == ["sequoia"]:
       acceptance = [float(x) for x in ACCEPTANCE.value]
       return static_trees.best_first(acceptance, nodes(16), DEPTH.value).parents
+    if SHAPE.value == ["eagle"]:
+      return static_trees.EAGLE.parents
     return static_trees.fixed([int(x) for x in SHAPE.value]).parents
   except ValueError as error:
     raise ValueError(f"--tree_shape={','.join(SHAPE.value)}, --tree_acceptance={','.join(ACCEPTANCE.value)}: a shape is "
-                     f"numbers of children such as 3,2,1, or sequoia with shares in (0, 1]: {error}") from error
+                     f"numbers of children such as 3,2,1, eagle, or sequoia with shares in (0, 1]: {error}") from error
 
 
 def skipped_layers(layers: int) -> tuple[int, ...]:
@@ -191,19 +198,39 @@ def head(given, kind: str, flag):
   return found
 
 
+def shape_or_grown() -> tuple[int, ...] | None:
+  """The parents of the fixed tree that a head is asked to draft; None for a chain or a grown tree.
+
+  Raises:
+    ValueError: names flags that ask for both.
+  """
+  given = _given(SHAPE, CHILDREN)
+  if not given:
+    return None
+  others = _given(DRAFT_TOKENS, SAMPLED, LENGTH, BEAM, *(() if SHAPE.value == ["sequoia"] else (NODES, DEPTH)))
+  if others:
+    raise ValueError(f"{given[0]} asks a head for a tree of fixed shape, and {others[0]} is not of one; leave one of "
+                     "them out")
+  return tree_shape()
+
+
 def tree_or_chain(chain: int) -> tuple[int | None, int]:
   """Nodes of a tree, or None for a chain, and tokens of the chain: `chain` by default.
 
   Raises:
     ValueError: names flags that ask for both.
   """
-  trees = [f"--{flag.name}={flag.value}" for flag in (NODES, DEPTH, BEAM) if not flags.FLAGS[flag.name].using_default_value]
-  chains = [f"--{flag.name}={flag.value}" for flag in (DRAFT_TOKENS, SAMPLED, LENGTH)
-            if not flags.FLAGS[flag.name].using_default_value]
+  trees, chains = _given(NODES, DEPTH, BEAM), _given(DRAFT_TOKENS, SAMPLED, LENGTH)
   if trees and chains:
     raise ValueError(f"{trees[0]} asks for the tree of a head, whose nodes are chosen by probability, and {chains[0]} is "
                      "for a chain; leave one of them out")
   return nodes(8) if trees else None, tokens(chain)
+
+
+def _given(*wanted):
+  """Those of the flags that were given, as words."""
+  shown = lambda value: ",".join(value) if isinstance(value, list) else value
+  return [f"--{flag.name}={shown(flag.value)}" for flag in wanted if not flags.FLAGS[flag.name].using_default_value]
 
 
 def check(widest: int) -> None:

@@ -106,12 +106,20 @@ def _hierarchical(given):
 _MEDUSA_ACCURACY = [[top * share for share in (1, 0.25, 0.12, 0.08)] for top in (0.56, 0.32, 0.2, 0.15, 0.12)]
 
 
-def _eagle3(given):
-  head = options.head(given, "eagle3", options.EAGLE3)
-  nodes, tokens = options.tree_or_chain(3)
-  if nodes:
-    return proposers.Eagle3Tree(head=head, nodes=nodes, depth=options.DEPTH.value, beam=options.BEAM.value)
-  return proposers.Eagle3(head=head, num_tokens=tokens, drawing=options.drawing(), length=options.length_rule())
+def _eagle(kind, flag):
+  """The builder of a head of EAGLE's: a chain, a tree of fixed shape, or one that is grown."""
+  def built(given):
+    head = options.head(given, kind, flag)
+    parents = options.shape_or_grown()
+    if parents:
+      children = options.CHILDREN.value
+      return proposers.EagleFixedTree(head=head, parents=parents, children=children,
+                                      drawing=options.drawing(sampled=children != "top_k"))
+    nodes, tokens = options.tree_or_chain(3)
+    if nodes:
+      return proposers.EagleTree(head=head, nodes=nodes, depth=options.DEPTH.value, beam=options.BEAM.value)
+    return proposers.Eagle(head=head, num_tokens=tokens, drawing=options.drawing(), length=options.length_rule())
+  return built
 
 
 def _medusa(given):
@@ -164,6 +172,14 @@ def _drawn():
   return options.SAMPLED.value
 
 
+def _drawn_tree():
+  return options.CHILDREN.value != "top_k"
+
+
+def _drawn_or_tree():
+  return _drawn() or _drawn_tree()
+
+
 def _fallback(given):
   last = options.FALLBACK.value[-1]
   return proposers.Fallback(tuple(
@@ -175,6 +191,8 @@ _TOKENS, _TREE = (options.DRAFT_TOKENS,), (options.NODES,)
 _DRAWING = (options.SAMPLED, options.TEMPERATURE, options.TOP_K, options.TOP_P)
 _LENGTH = (options.LENGTH, options.THRESHOLD, options.COST, options.COSTS)
 _CHAIN = _TOKENS + _DRAWING + _LENGTH
+_FIXED = (options.SHAPE, options.ACCEPTANCE, options.CHILDREN, options.DEPTH)
+_EAGLE = _CHAIN + _TREE + _FIXED + (options.BEAM,)
 
 _METHODS = {
     "plain": Method(lambda given: proposers.Plain()),
@@ -187,13 +205,12 @@ _METHODS = {
     "jacobi": Method(lambda given: proposers.Jacobi(num_tokens=options.tokens(7)), _TOKENS),
     "lookahead": Method(_lookahead, (options.WINDOW, options.LOOKAHEAD_NGRAM, options.GUESSES)),
     "draft_model": Method(_draft_model, _CHAIN, needs=options.DRAFT, samples=_drawn),
-    "draft_tree": Method(_draft_tree, _TREE + _DRAWING[1:] + (options.SHAPE, options.ACCEPTANCE, options.CHILDREN,
-                                                              options.DEPTH),
-                         needs=options.DRAFT, samples=lambda: options.CHILDREN.value != "top_k"),
+    "draft_tree": Method(_draft_tree, _TREE + _DRAWING[1:] + _FIXED, needs=options.DRAFT, samples=_drawn_tree),
     "dynamic_tree": Method(_dynamic_tree, _TREE + (options.DEPTH, options.BEAM), needs=options.DRAFT),
     "early_exit": Method(_early_exit, _CHAIN + (options.EXIT_LAYER,), samples=_drawn),
     "layer_skip": Method(_layer_skip, _CHAIN + (options.SKIPPED,), samples=_drawn),
-    "eagle3": Method(_eagle3, _CHAIN + _TREE + (options.EAGLE3, options.DEPTH, options.BEAM), samples=_drawn),
+    "eagle": Method(_eagle("eagle", options.EAGLE), _EAGLE + (options.EAGLE,), samples=_drawn_or_tree),
+    "eagle3": Method(_eagle("eagle3", options.EAGLE3), _EAGLE + (options.EAGLE3,), samples=_drawn_or_tree),
     "medusa": Method(_medusa, _CHAIN + _TREE + (options.MEDUSA,), samples=_drawn),
     "dflash": Method(_dflash, _CHAIN + _TREE + (options.DFLASH, options.DEPTH, options.BEAM), samples=_drawn),
     "dspark": Method(_dspark, _CHAIN + _TREE + (options.DSPARK, options.CONFIDENCE, options.DEPTH, options.BEAM),

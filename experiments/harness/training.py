@@ -13,12 +13,14 @@ from experiments.harness import training_curves
 from specjax.checkpoints import heads
 from specjax.models.dflash import DFlashHead
 from specjax.models.dspark import DSparkHead
+from specjax.models.eagle import EagleHead
 from specjax.models.eagle3 import Eagle3Head
 from specjax.models.medusa import MedusaHead
 from specjax.training import batches
 from specjax.training import corpus
 from specjax.training import dflash
 from specjax.training import dspark
+from specjax.training import eagle
 from specjax.training import eagle3
 from specjax.training import features
 from specjax.training import loop
@@ -28,10 +30,11 @@ from specjax.training import trainers
 from specjax.training import vocabulary
 
 LOSSES = tuple(losses.BY_NAME)
-# Which flags belong to one kind alone, and the layout that its heads are written in.
-HEADS = {"eagle3": ("passes",), "medusa": ("heads",), "dflash": ("block", "head_layers"),
+# Which flags belong to some kinds alone, and the layout that a kind's heads are written in.
+HEADS = {"eagle3": ("passes",), "eagle": ("passes", "noise"), "medusa": ("heads",), "dflash": ("block", "head_layers"),
          "dspark": ("block", "head_layers", "markov_rank")}
-_LAYOUTS = {"eagle3": "safeailab", "medusa": "medusa", "dflash": "z-lab", "dspark": "deepspec"}
+PASSES = {"eagle3": 4, "eagle": 1}
+_LAYOUTS = {"eagle3": "safeailab", "eagle": "safeailab", "medusa": "medusa", "dflash": "z-lab", "dspark": "deepspec"}
 _PROMPTS, _NEW_TOKENS = 12, 64  # held-out prompts that are drafted for, and output tokens of each
 
 
@@ -57,16 +60,17 @@ class Job:
   head_layers: int
   markov_rank: int
   start: str | None
+  noise: float | None
   evaluate_every: int
   seed: int
 
 
 def check_read(job: Job, given) -> None:
   """Raises ValueError for a flag of another kind of head, and for a run folder of another job."""
-  for name in sorted({name for names in HEADS.values() for name in names} - set(HEADS[job.head])):
-    if not given[name].using_default_value:
-      kinds = " and ".join(f"--head={kind}" for kind, names in HEADS.items() if name in names)
-      raise ValueError(f"--{name}={given[name].value} is an option of {kinds}, and this is --head={job.head}")
+  for name in dict.fromkeys(name for names in HEADS.values() for name in names):
+    if name not in HEADS[job.head] and not given[name].using_default_value:
+      kinds = " and ".join(kind for kind, names in HEADS.items() if name in names)
+      raise ValueError(f"--{name}={given[name].value} is an option of --head={kinds}, and this is --head={job.head}")
   if job.start and not given["draft_vocab"].using_default_value:
     raise ValueError(f"--draft_vocab={job.draft_vocab}: the head of --start_from={job.start} has its ids; leave it out")
   path = pathlib.Path(job.outdir) / "config.json"
@@ -87,7 +91,7 @@ def run(job: Job) -> dict:
                        "target")
   target, _ = specjax.load(job.target)
   start = _start(job, target)
-  layers = getattr(start, "features", None) or trainers.layers_of_eagle3(target.config.layers)
+  layers = getattr(start, "features", ()) or trainers.layers_of_eagle3(target.config.layers)
   with tqdm.tqdm(desc="features", unit="token") as bar:
     for name in job.corpora:
       features.compute(target, name, layers, job.max_tokens, progress=bar)
@@ -149,6 +153,9 @@ def _trainer(job, target, data, start):
   common = dict(loss=job.loss, answers_only=job.answers_only)
   if job.head == "eagle3":
     return trainers.train_eagle3(target, data, ids, eagle3.Recipe(passes=job.passes, **common), job.seed, start), covered
+  if job.head == "eagle":
+    recipe = eagle.Recipe(passes=job.passes, noise=job.noise, **common)
+    return trainers.train_eagle(target, data, ids, recipe, job.seed, start), covered
   if job.head == "medusa":
     return trainers.train_medusa(target, data, ids, medusa.Recipe(**common), job.seed, heads=job.heads, start=start), covered
   mask = vocabulary.unused(job.corpora, total) if start is None else start.config.mask_id
@@ -164,10 +171,11 @@ def _start(job, target):
   if not job.start:
     return None
   head = heads.load_head(job.start, target=target)
-  kind = {Eagle3Head: "eagle3", MedusaHead: "medusa", DFlashHead: "dflash", DSparkHead: "dspark"}[type(head)]
+  kind = {Eagle3Head: "eagle3", EagleHead: "eagle", MedusaHead: "medusa", DFlashHead: "dflash",
+          DSparkHead: "dspark"}[type(head)]
   if kind != job.head:
     raise ValueError(f"--start_from={job.start} is a head of the kind {kind}, and this is --head={job.head}")
-  own = {"medusa": lambda: {"heads": head.config.heads}, "eagle3": lambda: {},
+  own = {"medusa": lambda: {"heads": head.config.heads}, "eagle3": lambda: {}, "eagle": lambda: {},
          "dflash": lambda: {"block": head.config.block, "head_layers": head.config.layers},
          "dspark": lambda: {"block": head.config.block, "head_layers": head.config.layers, "markov_rank": head.rank}}[kind]()
   for name, size in own.items():

@@ -47,6 +47,7 @@ class DraftLayer:
   down: jax.Array            # f[E, M]
   query_norm: jax.Array | None = None  # f[C]; RMSNorm of every query head before the rotation (Qwen3)
   key_norm: jax.Array | None = None    # f[C]
+  qkv_bias: jax.Array | None = None    # f[(H + 2K) * C]
 
 
 def rotary(shape: LayerShape, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -67,7 +68,7 @@ def apply(shape: LayerShape, layer: DraftLayer, x: jax.Array, into: jax.Array, a
   """
   batch, width = angles[0].shape[1:]
   heads, kv, size = shape.heads, shape.kv_heads, shape.head_width
-  qkv = layers.linear(layer.qkv, into).reshape(heads + 2 * kv, size, batch, width)
+  qkv = layers.linear(layer.qkv, into, layer.qkv_bias).reshape(heads + 2 * kv, size, batch, width)
   query, keys, values = jnp.split(qkv, (heads, heads + kv))
   query = layers.rotate(_norm_heads(query, layer.query_norm, shape.norm_eps), *angles, "half")
   keys = layers.rotate(_norm_heads(keys, layer.key_norm, shape.norm_eps), *angles, "half").transpose(2, 0, 1, 3)
@@ -83,7 +84,8 @@ def keys_and_values(shape: LayerShape, layer: DraftLayer, into: jax.Array, angle
   """Keys and values alone, of `into` f[I, N]: what a block drafter makes of the target's features."""
   batch, width = angles[0].shape[1:]
   rows = shape.heads * shape.head_width
-  kv = layers.linear(layer.qkv[rows:], into).reshape(2 * shape.kv_heads, shape.head_width, batch, width)
+  bias = None if layer.qkv_bias is None else layer.qkv_bias[rows:]
+  kv = layers.linear(layer.qkv[rows:], into, bias).reshape(2 * shape.kv_heads, shape.head_width, batch, width)
   keys, values = jnp.split(kv, 2)
   keys = layers.rotate(_norm_heads(keys, layer.key_norm, shape.norm_eps), *angles, "half")
   return keys.transpose(2, 0, 1, 3), values.transpose(2, 0, 3, 1)

@@ -1,7 +1,7 @@
 """The draft head of EAGLE-3: one layer over the target's fused features and the embedding of the next token.
 
-Entry t of a text joins the target's features at token t, from three of its layers, with the embedding of token t + 1; the
-head predicts token t + 2 from it. What it predicts of a drafted token takes the features' place in the next entry.
+Entry t of a text joins the target's features at token t, from three of its layers, with the embedding of token t + 1
+(see `recurrent_head`).
 EAGLE-3 (arXiv 2503.01840, SafeAILab/EAGLE), and the dialects of SpecForge and of speculators, including EAGLE-3.1:
 they differ in norms and in what recurs, see `Eagle3Config`.
 
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from specjax import cache as cache_lib
 from specjax.models import draft_layer
 from specjax.models import layers
+from specjax.models import recurrent_head
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Eagle3Config:
 
 
 @struct.dataclass
-class Eagle3Head:
+class Eagle3Head(recurrent_head.RecurrentHead):
   """Weights, each matrix [out, in], and configuration; what does not exist in a dialect is None."""
   fuse: jax.Array                # f[E, F]
   token_norm: jax.Array          # f[E]; of the embedding
@@ -61,15 +62,12 @@ class Eagle3Head:
   fuse_norm: jax.Array | None = None            # f[F]; of all features together, before `fuse` (`norm_before_fc`)
   fuse_norms: tuple[jax.Array, ...] | None = None  # f[D] each; of every feature alone (EAGLE-3.1's `fc_norm`)
 
+  depth = 1  # layers
+
   @property
   def features(self) -> tuple[int, ...]:
     """The target's layers that are read."""
     return self.config.features
-
-  def init_cache(self, batch: int, slots: int) -> cache_lib.KVCache:
-    """An empty cache of its layer."""
-    s = self.config.shape
-    return cache_lib.empty_cache(batch, 1, s.kv_heads, slots, s.head_width, self.fuse.dtype)
 
   def check(self, target) -> None:
     """Raises ValueError for a target that this head was not made for."""
@@ -86,67 +84,38 @@ class Eagle3Head:
 
   def fused(self, features: jax.Array) -> jax.Array:
     """The features of committed tokens, f[B, T, F], as the layer takes them: f[B, T, E]."""
-    columns = _columns(features)
+    columns = recurrent_head.as_columns(features)
     eps = self.config.shape.norm_eps
     if self.fuse_norms is not None:
       parts = jnp.split(columns, len(self.fuse_norms))
       columns = jnp.concatenate([layers.rms_norm(x, w, eps) for x, w in zip(parts, self.fuse_norms, strict=True)])
     if self.fuse_norm is not None:
       columns = layers.rms_norm(columns, self.fuse_norm, eps)
-    return _rows(layers.linear(self.fuse, columns), features.shape[:2])
+    return recurrent_head.as_rows(layers.linear(self.fuse, columns), features.shape[:2])
 
-  def embed(self, target_embedding: jax.Array, tokens: jax.Array) -> jax.Array:
-    """f[B, T, E] of `tokens` i32[B, T]."""
-    table = target_embedding if self.embedding is None else self.embedding
-    return jnp.take(table, tokens, axis=0, mode="clip")
-
-  def apply(self, embedded: jax.Array, feature: jax.Array, positions: jax.Array, attend):
-    """The layer, over entries whose attention is up to `attend` (see `draft_layer.apply`).
+  def apply(self, embedded: jax.Array, feature: jax.Array, positions: jax.Array, attends):
+    """The layer, over entries whose attention is up to `attends`.
 
     Args:
       embedded: f[B, T, E], of the token behind each entry. feature: f[B, T, E], fused or recurring.
       positions: i32[B, T], the entries' indices in the text.
+      attends: index of a layer, which is 0 -> the attention of `draft_layer.apply`.
 
     Returns:
-      hidden f[B, T, E], what `logits` takes; the feature that recurs f[B, T, E]; keys and values of the entries.
+      hidden f[B, T, E], what `logits` takes; the feature that recurs f[B, T, E]; the entries' in-flight block.
     """
     chex.assert_equal_shape([embedded, feature])
     c, eps = self.config, self.config.shape.norm_eps
-    g = _columns(feature)
+    g = recurrent_head.as_columns(feature)
     normed = layers.rms_norm(g, self.feature_norm, eps)
-    into = jnp.concatenate([layers.rms_norm(_columns(embedded), self.token_norm, eps), normed])
+    into = jnp.concatenate([layers.rms_norm(recurrent_head.as_columns(embedded), self.token_norm, eps), normed])
     angles = draft_layer.rotary(c.shape, positions + c.first_position)
-    x, keys, values = draft_layer.apply(c.shape, self.layer, normed if c.residual_normed else g, into, angles, attend)
-    hidden = _rows(layers.rms_norm(x, self.norm, eps), positions.shape)
-    return hidden, hidden if c.recurs_normed else _rows(x, positions.shape), keys, values
-
-  def forward(self, embedded, feature, positions, mask, cache, *, before=None):
-    """The layer while decoding: entries see the committed cache and in flight what `mask` allows, as in
-    `models.base.Target.forward`.
-
-    Returns:
-      hidden, the feature that recurs, and the entries' in-flight block.
-    """
-    visible = jnp.arange(cache.slots)[None] < cache.length[:, None]
-
-    def attend(query, keys, values):
-      if before is not None:
-        keys = jnp.concatenate([before.keys[0].astype(keys.dtype), keys], axis=3)
-        values = jnp.concatenate([before.values[0].astype(values.dtype), values], axis=2)
-      return layers.attend(query, cache.keys[0], cache.values[0], keys, values, visible, mask)
-
-    hidden, recurring, keys, values = self.apply(embedded, feature, positions, attend)
+    x, keys, values = draft_layer.apply(c.shape, self.layer, normed if c.residual_normed else g, into, angles,
+                                        attends(0))
+    hidden = recurrent_head.as_rows(layers.rms_norm(x, self.norm, eps), positions.shape)
+    recurring = hidden if c.recurs_normed else recurrent_head.as_rows(x, positions.shape)
     return hidden, recurring, cache_lib.InFlight((keys,), (values,))
 
   def logits(self, hidden: jax.Array) -> jax.Array:
     """f32[B, T, U] over the draft ids."""
-    out = _rows(layers.linear(self.head, _columns(hidden)), hidden.shape[:2]).astype(jnp.float32)
-    return jax.lax.optimization_barrier(out)  # turned from columns once, not once for every reader
-
-
-def _columns(rows):
-  return rows.reshape(-1, rows.shape[-1]).T
-
-
-def _rows(columns, lead):
-  return columns.T.reshape(*lead, columns.shape[0])
+    return recurrent_head.project(self.head, hidden)

@@ -9,8 +9,11 @@ from specjax.proposers.dspark import DSpark
 from specjax.proposers.draft_model import DraftModel
 from specjax.proposers.draft_tree import DraftTree
 from specjax.proposers.dynamic_tree import DynamicTree
-from specjax.proposers.eagle3 import Eagle3
-from specjax.proposers.eagle3 import Eagle3Tree
+from specjax.proposers.eagle import Eagle
+from specjax.proposers.eagle import Eagle3
+from specjax.proposers.eagle import Eagle3Tree
+from specjax.proposers.eagle import EagleFixedTree
+from specjax.proposers.eagle import EagleTree
 from specjax.proposers.early_exit import EarlyExit
 from specjax.proposers.fallback import Fallback
 from specjax.proposers.hierarchical import Hierarchical
@@ -27,6 +30,7 @@ from specjax.proposers.retrieval import Retrieval
 from specjax.proposers.shared_tokens import SharedTokens
 from specjax.proposers.suffix import Suffix
 
-__all__ = ["AutoLookup", "Committed", "Context", "DFlash", "DSpark", "DraftModel", "DraftTree", "Drawing", "DynamicTree", "Eagle3",
-           "Eagle3Tree", "EarlyExit", "Fallback", "Hierarchical", "Jacobi", "LayerSkip", "Lookahead", "Medusa", "Mixture",
-           "NGram", "Plain", "Proposer", "Recycling", "Retokenised", "Retrieval", "SharedTokens", "Suffix"]
+__all__ = ["AutoLookup", "Committed", "Context", "DFlash", "DSpark", "DraftModel", "DraftTree", "Drawing", "DynamicTree",
+           "Eagle", "Eagle3", "Eagle3Tree", "EagleFixedTree", "EagleTree", "EarlyExit", "Fallback", "Hierarchical", "Jacobi",
+           "LayerSkip", "Lookahead", "Medusa", "Mixture", "NGram", "Plain", "Proposer", "Recycling", "Retokenised",
+           "Retrieval", "SharedTokens", "Suffix"]

@@ -46,3 +46,8 @@ def empty(batch: int, capacity: int, width: int, dtype) -> OwnFeatures:
 def joined(committed: base.Committed, layers: tuple[int, ...]) -> jax.Array:
   """The features of several layers side by side, in order: f[B, N, F]."""
   return jnp.concatenate([committed.features[layer] for layer in layers], axis=-1)
+
+
+def of(committed: base.Committed, layers: tuple[int, ...]) -> jax.Array:
+  """As `joined`; without layers the hidden state behind the final norm, f[B, N, D]."""
+  return joined(committed, layers) if layers else committed.hidden

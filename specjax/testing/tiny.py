@@ -19,6 +19,7 @@ from specjax.models.weights import DecoderWeights
 from specjax.models.weights import LayerWeights
 from specjax.training import dflash as training_dflash
 from specjax.training import dspark as training_dspark
+from specjax.training import eagle as training_eagle
 from specjax.training import eagle3 as training_eagle3
 from specjax.training import medusa as training_medusa
 
@@ -57,6 +58,13 @@ def pair() -> tuple[Decoder, Decoder, checkpoints.Tokenizer]:
 def eagle3(target: Decoder, ids: tuple[int, ...], seed: int = 0):
   """An EAGLE-3 head for a target, made of its last layer and of noise: right now and then."""
   return _noisy(training_eagle3.init(target, np.asarray(ids), _layers(target), jax.random.key(seed)), seed)
+
+
+def eagle(target: Decoder, ids: tuple[int, ...], seed: int = 0):
+  """EAGLE-1's head for a target, of two layers, made of its last layer and of noise."""
+  head = training_eagle.init(target, np.asarray(ids), jax.random.key(seed))
+  norm = target.weights.layers[-1].attention_norm
+  return _noisy(head.replace(layers=head.layers * 2, input_norms=(norm,)), seed)
 
 
 def medusa(target: Decoder, ids: tuple[int, ...], heads: int = 3, seed: int = 0):

@@ -1,12 +1,9 @@
 """Training of an EAGLE-3 head by the training-time test: it meets its own outputs in training as it does in drafting.
 
-EAGLE-3 (arXiv 2503.01840, traineagle3 of SafeAILab/EAGLE). Pass 0 runs over the target's features; pass i over what pass
-i - 1 made of them, one token further: its entry t stands for the i-th token drafted behind token t + 1. Such an entry
-sees the entries of true features up to t, and of the passes before it those at its own place; its position is t + i, its
-token x[t + 1 + i], its label the target's law behind that token (see `shifts`).
+EAGLE-3 (arXiv 2503.01840, traineagle3 of SafeAILab/EAGLE). Pass i drafts the i-th token behind token t + 1 at entry t,
+see `own_passes`; its label is the target's law behind the token x[t + 1 + i] that it reads (see `shifts`).
 
-Letters: B sequences, S entries, E width of the head, D of the target, F feature width, U draft ids, P passes,
-K key/value heads, G query heads of each, C head width.
+Letters: B sequences, S entries, D width of the target, U draft ids, P passes.
 """
 import dataclasses
 
@@ -19,9 +16,8 @@ from specjax.models import draft_layer
 from specjax.models import eagle3
 from specjax.training import batches
 from specjax.training import losses
+from specjax.training import own_passes
 from specjax.training import shifts
-
-_HIDDEN = -1e30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,36 +96,5 @@ def loss(params: eagle3.Eagle3Head, frozen: Frozen, ids: jax.Array, batch: batch
 
 
 def passes(params: eagle3.Eagle3Head, embedding: jax.Array, batch: batches.Batch, count: int) -> list[jax.Array]:
-  """The logits f[B, S, U] of `count` passes; `embedding` f[V, D] is the target's. Entry t of pass i is the i-th draft
-  behind token t + 1, if the tokens drafted before it are those of the text."""
-  place = jnp.arange(batch.tokens.shape[1], dtype=jnp.int32)[None]
-  feature = params.fused(batch.features.astype(jnp.float32))
-  made, earlier = [], []
-  for i in range(count):
-    tokens = shifts.ahead(batch.tokens, 1 + i)
-    out, feature, keys, values = params.apply(
-        params.embed(embedding, tokens), feature, jnp.broadcast_to(place + i, tokens.shape),
-        lambda query, keys, values: attend(query, keys, values, earlier))
-    earlier = [*earlier, (keys, values)]
-    made.append(params.logits(out))
-  return made
-
-
-def attend(query, keys, values, earlier):
-  """Attention of one pass: causal over the entries of pass 0, and at its own place over those of every pass up to it.
-
-  Args:
-    query: f[B, K, G, S, C], scaled. keys: f[B, K, C, S]. values: f[B, K, S, C].
-    earlier: keys and values of the passes before, pass 0 first.
-  """
-  first_keys, first_values = earlier[0] if earlier else (keys, values)
-  scores = jnp.einsum("bkgsc,bkcf->bkgsf", query, first_keys)
-  causal = jnp.tril(jnp.ones(scores.shape[-2:], bool))
-  scores = jnp.where(causal, scores, _HIDDEN)
-  own = [(keys, values), *earlier[1:]] if earlier else []
-  at_place = [jnp.einsum("bkgsc,bkcs->bkgs", query, k)[..., None] for k, _ in own]
-  weights = jax.nn.softmax(jnp.concatenate([scores, *at_place], -1), -1)
-  out = jnp.einsum("bkgsf,bkfc->bkgsc", weights[..., :scores.shape[-1]], first_values)
-  for i, (_, v) in enumerate(own):
-    out = out + weights[..., scores.shape[-1] + i, None] * v[:, :, None]
-  return out
+  """The logits f[B, S, U] of `count` passes, see `own_passes`."""
+  return [params.logits(hidden) for hidden in own_passes.run(params, embedding, batch, count)]

@@ -45,6 +45,15 @@ def dspark(log_q: jax.Array, p: jax.Array) -> jax.Array:
   return 0.1 * cross_entropy(log_q, p) + 1.8 * total_variation(log_q, p)
 
 
+def smooth_l1(x: jax.Array, y: jax.Array) -> jax.Array:
+  """Half the square of a difference below 1, and of a greater one its size less a half; the mean over the last axis.
+
+  Between features and not between laws, so it has no name in `BY_NAME`.
+  """
+  size = jnp.abs(x - y)
+  return jnp.where(size < 1, 0.5 * size * size, size - 0.5).mean(-1)
+
+
 BY_NAME = {"soft_ce": soft_cross_entropy, "ce": cross_entropy, "kl": forward_kl, "reverse_kl": reverse_kl,
            "tv": total_variation, "lk": likelihood, "dspark": dspark}
 

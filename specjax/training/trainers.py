@@ -14,6 +14,7 @@ from specjax import proposers
 from specjax.training import batches
 from specjax.training import dflash
 from specjax.training import dspark
+from specjax.training import eagle
 from specjax.training import eagle3
 from specjax.training import medusa
 from specjax.training import shifts
@@ -55,7 +56,24 @@ def train_eagle3(target, data: batches.Data, ids: np.ndarray, recipe: eagle3.Rec
                  arguments=(eagle3.frozen(target, ids), jnp.asarray(ids)),
                  batch=lambda step: data.batch(step, seed), evaluation=data.evaluation,
                  head=functools.partial(_made_of, head),
-                 proposer=lambda head: proposers.Eagle3(head=head, num_tokens=recipe.passes))
+                 proposer=lambda head: proposers.Eagle(head=head, num_tokens=recipe.passes))
+
+
+def train_eagle(target, data: batches.Data, ids: np.ndarray, recipe: eagle.Recipe, seed: int,
+                start: Any = None) -> Trainer:
+  """EAGLE-1's head; from `start` if given."""
+  head = start or eagle.init(target, ids, jax.random.key(seed))
+  drafts = max(recipe.passes, recipe.measured)  # it learns one token ahead, and drafts several
+
+  def noisy(step):
+    return eagle.read(data.batch(step, seed), recipe.noise, np.random.default_rng((seed, step)))
+
+  return Trainer(params=_trainable(head), loss=functools.partial(eagle.loss, recipe=recipe),
+                 measure=_losses(eagle.loss, dataclasses.replace(recipe, passes=drafts))["measure"],
+                 arguments=(eagle.frozen(target, ids), jnp.asarray(ids)), batch=noisy,
+                 evaluation=lambda: [eagle.read(batch) for batch in data.evaluation()],
+                 head=functools.partial(_made_of, head),
+                 proposer=lambda head: proposers.Eagle(head=head, num_tokens=drafts))
 
 
 def train_medusa(target, data: batches.Data, ids: np.ndarray, recipe: medusa.Recipe, seed: int, *, heads: int,

@@ -66,7 +66,8 @@ FLAGS = {
     "suffix_min_score": ("0.5", lambda got: "min_score=0.5" in str(got["methods"].get("suffix"))),
     "suffix_store": ("64", lambda got: "Store(tokens=(64,)" in str(got["methods"].get("suffix"))),
     "datastore": ("{dir}/store.npz", lambda got: "suffix_array=(9,)" in str(got["methods"].get("retrieval"))),
-    "eagle3_head": ("{dir}/eagle3", lambda got: "Eagle3(head=Eagle3Head(" in str(got["methods"].get("eagle3"))),
+    "eagle_head": ("{dir}/eagle", lambda got: "Eagle(head=EagleHead(" in str(got["methods"].get("eagle"))),
+    "eagle3_head": ("{dir}/eagle3", lambda got: "Eagle(head=Eagle3Head(" in str(got["methods"].get("eagle3"))),
     "medusa_head": ("{dir}/medusa", lambda got: "Medusa(head=MedusaHead(" in str(got["methods"].get("medusa"))),
     "dflash_head": ("{dir}/dflash", lambda got: "DFlash(head=DFlashHead(" in str(got["methods"].get("dflash"))),
     "dspark_head": ("{dir}/dspark", lambda got: "DSpark(head=DSparkHead(" in str(got["methods"].get("dspark"))),
@@ -127,7 +128,7 @@ WITH |= {"datastore": ["--methods=retrieval"], "skip_layers": ["--methods=layer_
 WITH |= {name: ["--methods=early_exit"] for name in ("draft_sampled", "draft_length", "exit_layer")}
 WITH |= {name: ["--methods=early_exit", "--draft_sampled=true"]
          for name in ("draft_temperature", "draft_top_k", "draft_top_p")}
-WITH |= {f"{name}_head": [f"--methods={name}"] for name in ("eagle3", "medusa", "dflash", "dspark")}
+WITH |= {f"{name}_head": [f"--methods={name}"] for name in ("eagle", "eagle3", "medusa", "dflash", "dspark")}
 WITH["dspark_confidence"] = ["--methods=dspark", "--dspark_head={dir}/dspark"]
 WITH["confidence_threshold"] = ["--methods=early_exit", "--draft_length=confidence"]
 WITH |= {name: ["--methods=dynamic_tree", f"--draft={programs.TINY}"] for name in ("tree_nodes", "tree_depth", "tree_beam")}
@@ -185,6 +186,9 @@ BAD = {
                                  ["--tree_nodes=8", "--draft_tokens=3"]),
     "drawn tree of a head": (["--methods=eagle3", "--eagle3_head={dir}/eagle3", "--tree_nodes=8", "--draft_sampled"],
                              ["--tree_nodes=8", "--draft_sampled"]),
+    "fixed and grown tree of a head": (["--methods=eagle", "--eagle_head={dir}/eagle", "--tree_shape=2,1",
+                                        "--tree_beam=2"], ["--tree_shape=2,1", "--tree_beam=2"]),
+    "head of another EAGLE": (["--methods=eagle", "--eagle_head={dir}/eagle3"], ["--eagle_head", "Eagle3Head"]),
     "target beside a pair": (["--pair=qwen2.5-coder"], ["--pair=qwen2.5-coder", "--target"]),
     "no method": (["--methods="], ["--methods", "plain, ngram"]),
     "method given twice": (["--methods=plain,plain"], ["--methods", "once"]),
@@ -308,8 +312,9 @@ def folder(tmp_path_factory):
   retrieval.save(path / "store.npz", text, retrieval.suffix_array(text), tokenizer)
   target, _ = specjax.load(programs.ROOT / programs.TINY)
   ids = tuple(range(20))
-  for name, head in (("eagle3", tiny.eagle3(target, ids)), ("medusa", tiny.medusa(target, ids)),
-                     ("dflash", tiny.dflash(target, ids)), ("dspark", tiny.dspark(target, ids)), ("foreign_head", tiny.eagle3(tiny.decoder(), ids))):
+  for name, head in (("eagle", tiny.eagle(target, ids)), ("eagle3", tiny.eagle3(target, ids)),
+                     ("medusa", tiny.medusa(target, ids)), ("dflash", tiny.dflash(target, ids)),
+                     ("dspark", tiny.dspark(target, ids)), ("foreign_head", tiny.eagle3(tiny.decoder(), ids))):
     heads.save_head(head, path / name)
   for name in ("truncated", "foreign", "missing", "extra"):
     shutil.copytree(programs.ROOT / programs.TINY, path / name)

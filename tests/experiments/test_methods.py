@@ -55,10 +55,11 @@ def test_every_method_is_built_and_every_flag_is_read_by_one(monkeypatch, tmp_pa
   text = retrieval.join([[5, 6, 7, 5], [6, 7, 5]])
   retrieval.save(tmp_path / "store.npz", text, retrieval.suffix_array(text), tokenizer)
   ids = tuple(range(20))
-  for name, head in (("eagle3", tiny.eagle3(target, ids)), ("medusa", tiny.medusa(target, ids)),
-                     ("dflash", tiny.dflash(target, ids)), ("dspark", tiny.dspark(target, ids))):
+  for name, head in (("eagle", tiny.eagle(target, ids)), ("eagle3", tiny.eagle3(target, ids)),
+                     ("medusa", tiny.medusa(target, ids)), ("dflash", tiny.dflash(target, ids)),
+                     ("dspark", tiny.dspark(target, ids))):
     heads.save_head(head, tmp_path / name)
-  given = {f"{name}_head": str(tmp_path / name) for name in ("eagle3", "medusa", "dflash", "dspark")}
+  given = {f"{name}_head": str(tmp_path / name) for name in ("eagle", "eagle3", "medusa", "dflash", "dspark")}
   with flagsaver.flagsaver(draft="x", datastore=str(tmp_path / "store.npz"), **given):
     built = methods.build_all(methods.check(["all"]), methods.Given(target, tokenizer, "tiny"))
   assert tuple(built) == methods.NAMES
@@ -70,8 +71,9 @@ def test_every_method_is_built_and_every_flag_is_read_by_one(monkeypatch, tmp_pa
 def test_a_head_drafts_a_chain_or_a_tree(tmp_path):
   target, _, tokenizer = tiny.pair()
   given = methods.Given(target, tokenizer, "tiny")
-  for name, head in (("eagle3", tiny.eagle3(target, (0, 1, 2, 3, 4))), ("medusa", tiny.medusa(target, (0, 1, 2, 3, 4))),
-                     ("dflash", tiny.dflash(target, (0, 1, 2, 3, 4))), ("dspark", tiny.dspark(target, (0, 1, 2, 3, 4)))):
+  for name, make in (("eagle", tiny.eagle), ("eagle3", tiny.eagle3), ("medusa", tiny.medusa), ("dflash", tiny.dflash),
+                     ("dspark", tiny.dspark)):
+    head = make(target, (0, 1, 2, 3, 4))
     heads.save_head(head, tmp_path / name)
     with flagsaver.flagsaver(**{f"{name}_head": str(tmp_path / name)}):
       assert methods.build(name, given).chains
@@ -82,6 +84,23 @@ def test_a_head_drafts_a_chain_or_a_tree(tmp_path):
         assert methods.build(name, given).max_nodes == 3
     with pytest.raises(ValueError, match=f"--{name}_head is needed"):
       methods.build(name, given)
+
+
+def test_a_head_of_eagle_drafts_a_tree_of_fixed_shape(tmp_path):
+  target, _, tokenizer = tiny.pair()
+  heads.save_head(tiny.eagle(target, (0, 1, 2, 3, 4)), tmp_path / "eagle")
+  build = lambda: methods.build("eagle", methods.Given(target, tokenizer, "tiny"))
+  with flagsaver.flagsaver(eagle_head=str(tmp_path / "eagle")):
+    with flagsaver.flagsaver(tree_shape=["eagle"]):
+      assert build().max_nodes == 26 and not build().samples and not methods.outline("eagle").samples
+    with flagsaver.flagsaver(tree_children="without_replacement"):
+      assert build().parents == (0, 0, 0, 1, 1, 2, 2, 3, 4, 5, 6)
+      assert build().samples and methods.outline("eagle").samples
+    with flagsaver.flagsaver(tree_shape=["sequoia"], tree_nodes=9):
+      assert build().max_nodes == 9
+    with flagsaver.flagsaver(tree_shape=["3", "2"], draft_tokens=3):
+      with pytest.raises(ValueError, match="--tree_shape=3,2 .*--draft_tokens=3"):
+        build()
 
 
 def test_tokenizers_of_one_family_are_the_same():

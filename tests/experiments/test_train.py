@@ -15,8 +15,8 @@ import programs
 
 TARGET = f"--target={programs.TINY}"
 TRAIN = [TARGET, "--steps=5", "--batch_tokens=512", "--max_tokens=64"]
-KINDS = {"eagle3": ["--passes=2"], "medusa": ["--heads=2"], "dflash": ["--block=4", "--head_layers=1"],
-         "dspark": ["--block=3", "--head_layers=1", "--markov_rank=4"]}
+KINDS = {"eagle3": ["--passes=2"], "eagle": ["--passes=2", "--noise=0.05"], "medusa": ["--heads=2"],
+         "dflash": ["--block=4", "--head_layers=1"], "dspark": ["--block=3", "--head_layers=1", "--markov_rank=4"]}
 FIRST = "--batch_size=8", "--max_new_tokens=20"
 # Drafts with the heads that were written, beside plain decoding.
 DRAFT = """
@@ -27,7 +27,8 @@ from specjax import proposers
 from specjax.checkpoints import heads
 cli.keep_compiled_programs()
 target, _ = specjax.load({tiny!r})
-made = {{"eagle3": lambda head: proposers.Eagle3(head=head, num_tokens=2), "medusa": lambda head: proposers.Medusa(
+made = {{"eagle3": lambda head: proposers.Eagle(head=head, num_tokens=2), "eagle": lambda head: proposers.Eagle(
+    head=head, num_tokens=2), "medusa": lambda head: proposers.Medusa(
     head=head, num_tokens=2), "dflash": lambda head: proposers.DFlash(head=head, num_tokens=3),
     "dspark": lambda head: proposers.DSpark(head=head, num_tokens=3)}}
 texts = {{}}
@@ -164,7 +165,8 @@ def test_a_run_leaves_a_head_its_numbers_and_their_picture(root, ended, kind):
   assert programs.TINY in card and str(root) not in card
   head = heads.load_head(root / kind / "head")
   assert len(head.ids) == 40 and list(head.ids) == sorted(set(head.ids.tolist()))
-  sizes = {"eagle3": ("draft_vocab", 40), "medusa": ("heads", 2), "dflash": ("block", 4), "dspark": ("block", 3)}
+  sizes = {"eagle3": ("draft_vocab", 40), "eagle": ("draft_vocab", 40), "medusa": ("heads", 2), "dflash": ("block", 4),
+           "dspark": ("block", 3)}
   assert getattr(head.config, sizes[kind][0]) == sizes[kind][1]
 
 

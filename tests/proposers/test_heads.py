@@ -30,9 +30,12 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 TARGET, WIDE = tiny.decoder(vocab=24, max_context=256), tiny.decoder(vocab=27, max_context=256)
 IDS = tuple(i for i in range(24) if i % 5)  # some ids are never drafted
 EAGLE3, MEDUSA, DFLASH = tiny.eagle3(TARGET, IDS), tiny.medusa(TARGET, IDS), tiny.dflash(TARGET, IDS)
-DSPARK = tiny.dspark(TARGET, IDS)
+DSPARK, EAGLE = tiny.dspark(TARGET, IDS), tiny.eagle(TARGET, IDS)
 DRAWN = proposers.Drawing(sampled=True)
 HEADS = {
+    "EAGLE": proposers.Eagle(head=EAGLE, num_tokens=3),
+    "EAGLE tree": proposers.EagleTree(head=EAGLE, nodes=7, depth=3, beam=3),
+    "EAGLE fixed tree": proposers.EagleFixedTree(head=EAGLE, parents=(0, 0, 0, 1, 1, 2, 3)),
     "EAGLE-3": proposers.Eagle3(head=EAGLE3, num_tokens=3),
     "EAGLE-3 tree": proposers.Eagle3Tree(head=EAGLE3, nodes=7, depth=3, beam=3),
     "Medusa": proposers.Medusa(head=MEDUSA, num_tokens=3),
@@ -144,7 +147,7 @@ def test_a_prompt_of_one_token_drafts_nothing_at_first(name):
   assert (np.asarray(starting.draft(TARGET, proposer, state)[0].size) > 1).tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize("name", ["EAGLE-3", "DFlash"])
+@pytest.mark.parametrize("name", ["EAGLE", "EAGLE-3", "DFlash"])
 def test_a_head_drafts_up_to_its_own_context_only(name):
   """Positions that it was not made for (buun-llama-cpp 32: a drafter beyond its context collapses)."""
   proposer = HEADS[name]
@@ -156,7 +159,7 @@ def test_a_head_drafts_up_to_its_own_context_only(name):
   for row in run(proposer, PROMPTS, 12):
     for text, draft in row.items():
       deepest = len(text) - 1 + (head.config.block - 1 if name == "DFlash" else 2)  # greatest position that is run
-      assert len(draft[0]) == 1 or deepest < 20 + (name == "EAGLE-3")
+      assert len(draft[0]) == 1 or deepest < 20 + name.startswith("EAGLE")
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -224,6 +227,8 @@ def test_features_of_several_proposers_are_computed_once_and_each_reads_its_own(
 
 
 @pytest.mark.parametrize("name, proposer", [
+    ("EAGLE", proposers.Eagle(head=EAGLE, num_tokens=3, drawing=DRAWN)),
+    ("EAGLE fixed tree", proposers.EagleFixedTree(head=EAGLE, parents=(0, 0, 1), children="without_replacement")),
     ("EAGLE-3", proposers.Eagle3(head=EAGLE3, num_tokens=3, drawing=DRAWN)),
     ("Medusa", proposers.Medusa(head=MEDUSA, num_tokens=3, drawing=DRAWN)),
     ("DFlash", proposers.DFlash(head=DFLASH, num_tokens=3, drawing=DRAWN)),
@@ -233,7 +238,8 @@ def test_drawn_drafts_keep_the_law_that_they_were_drawn_from(name, proposer):
   del name
   rows = 1000
   state = drivers.start(TARGET, proposer, [PROMPTS[0]] * rows, sampling.SamplingParams(
-      temperature=1.3, top_k=9, seed=list(range(rows))), max_new_tokens=8, verifier=verifiers.Block())
+      temperature=1.3, top_k=9, seed=list(range(rows))), max_new_tokens=8,
+                        verifier=verifiers.Block() if proposer.chains else verifiers.Traversal())
   tree, _ = starting.draft(TARGET, proposer, state)
   q = np.asarray(jax.jit(lambda tree: tree.q.row(jnp.zeros((rows,), jnp.int32), 24))(tree))
   np.testing.assert_allclose(q, q[:1].repeat(rows, 0), atol=1e-6)
@@ -261,11 +267,12 @@ def test_medusa_drafts_fewer_tokens_than_it_has_heads(changes):
 
 @pytest.mark.parametrize("make", [
     lambda: proposers.Eagle3Tree(head=tiny.eagle3(WIDE, tuple(range(27))), nodes=16, depth=3, beam=4),
+    lambda: proposers.EagleFixedTree(head=tiny.eagle(WIDE, tuple(range(27))), parents=(0, 0, 0, 0, 0, 1, 1, 2, 2)),
     lambda: proposers.Medusa(head=tiny.medusa(WIDE, tuple(range(27))), shape=static_trees.fixed((4, 2))),
     lambda: proposers.DFlash(head=tiny.dflash(WIDE, tuple(range(27))), num_tokens=3, nodes=16, beam=4),
     lambda: proposers.DFlash(head=tiny.dflash(WIDE, tuple(range(27))), num_tokens=3),
     lambda: proposers.DSpark(head=tiny.dspark(WIDE, tuple(range(27))), num_tokens=3, nodes=16, beam=4)],
-    ids=["EAGLE-3 tree", "Medusa tree", "DFlash tree", "DFlash", "DSpark tree"])
+    ids=["EAGLE-3 tree", "EAGLE fixed tree", "Medusa tree", "DFlash tree", "DFlash", "DSpark tree"])
 def test_rows_that_only_fill_the_vocabulary_up_are_never_drafted(make):
   """Qwen's heads count 151,936 rows where its tokenizer knows 151,669 ids."""
   target = WIDE.replace(config=dataclasses.replace(WIDE.config, num_tokens=9))
@@ -277,7 +284,9 @@ def test_rows_that_only_fill_the_vocabulary_up_are_never_drafted(make):
 
 def test_a_head_with_ids_that_the_target_never_emits_is_refused():
   target = WIDE.replace(config=dataclasses.replace(WIDE.config, num_tokens=9))
-  for proposer in (proposers.Eagle3(head=tiny.eagle3(WIDE, (1, 2, 9))), proposers.Medusa(head=tiny.medusa(WIDE, (1, 9))),
+  for proposer in (proposers.Eagle(head=tiny.eagle(WIDE, (1, 2, 9))),
+                   proposers.Eagle3(head=tiny.eagle3(WIDE, (1, 2, 9))),
+                   proposers.Medusa(head=tiny.medusa(WIDE, (1, 9))),
                    proposers.DFlash(head=tiny.dflash(WIDE, (1, 9)), num_tokens=3)):
     with pytest.raises(ValueError, match="drafts id 9, and the ids of this target are 0 to 8"):
       jax.eval_shape(lambda: proposer.init(target, 1, 64))  # known while tracing too
@@ -295,7 +304,7 @@ def test_a_head_of_another_target_is_refused(name):
         HEADS[name].init(TARGET.replace(config=dataclasses.replace(TARGET.config, **changes)), 1, 64)
 
 
-@pytest.mark.parametrize("name", ["EAGLE-3", "Medusa", "DFlash"])
+@pytest.mark.parametrize("name", ["EAGLE", "EAGLE-3", "Medusa", "DFlash"])
 def test_a_request_that_leaves_no_draft_id_gets_no_draw(name):
   """There is no law to draw from: q would be no number, and verifiers only seem to get on with that."""
   left = sorted(set(range(24)) - set(IDS))
@@ -324,7 +333,8 @@ def test_long_prompts_and_buckets_that_grow():
   assert drafts[0] == drafts[1] and len(drafts[0][0]) == 4
 
 
-@pytest.mark.parametrize("name", ["EAGLE-3", "EAGLE-3 tree", "Medusa", "DFlash", "DSpark", "DSpark tree"])
+@pytest.mark.parametrize("name", ["EAGLE", "EAGLE fixed tree", "EAGLE-3", "EAGLE-3 tree", "Medusa", "DFlash", "DSpark",
+                                  "DSpark tree"])
 def test_where_no_row_drafts_no_product_with_the_vocabulary_is_left(name):
   """Behind a lookup that has a draft a head costs nothing: its products stand inside of branches."""
   state = drivers.start(TARGET, HEADS[name], PROMPTS, max_new_tokens=NEW)
@@ -361,7 +371,10 @@ def test_trees_refuse_draws_and_depths_without_heads():
     proposers.DSpark(head=DSPARK.replace(confidence=None), num_tokens=3, confidence=0.5)
   with pytest.raises(ValueError, match="beam=0"):
     proposers.Eagle3Tree(head=EAGLE3, beam=0)
-  for proposer in (HEADS["EAGLE-3"], HEADS["Medusa"], HEADS["DFlash"]):
+  with pytest.raises(ValueError, match="a node has 5 children; at most 2"):
+    few = tiny.eagle(TARGET, (3, 4))
+    proposers.EagleFixedTree(head=few, parents=(0,) * 6).init(TARGET, 1, 64)
+  for proposer in (HEADS["EAGLE"], HEADS["EAGLE-3"], HEADS["Medusa"], HEADS["DFlash"]):
     with pytest.raises(ValueError, match="width"):
       wide = TARGET.replace(config=dataclasses.replace(TARGET.config, width=32))
       proposer.init(wide, 1, 64)

@@ -96,3 +96,10 @@ def test_the_mean_is_over_what_is_counted():
   values, counted = np.array([1.0, 2.0, np.inf, 6.0], np.float32), np.array([True, True, False, False])
   assert losses.mean(values, counted) == 1.5
   assert losses.mean(values, np.zeros(4, bool)) == 0
+
+
+def test_the_loss_between_features_is_smooth():
+  x = np.array([[0.0, 0.5, -3.0, 1.0], [2.0, 2.0, 2.0, 2.0]], np.float32)
+  y = np.array([[0.0, 0.0, 1.0, 0.0], [2.0, 2.0, 2.0, 2.0]], np.float32)
+  np.testing.assert_allclose(losses.smooth_l1(x, y), [(0.125 + 3.5 + 0.5) / 4, 0])
+  np.testing.assert_allclose(jax.grad(lambda x: losses.smooth_l1(x, y).sum())(x), [[0, 0.125, -0.25, 0.25], [0] * 4])

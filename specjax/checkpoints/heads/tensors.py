@@ -60,7 +60,7 @@ class Tensors:
                             "this kind of head uses it, so the head would not be the one that was saved")
 
 
-def _parts(shape: draft_layer.LayerShape, into: int, normed_heads: bool):
+def _parts(shape: draft_layer.LayerShape, into: int, normed_heads: bool, biased: bool):
   """The tensors of a layer: field -> [(name, rows, other axes), ...], in the order of the field's rows."""
   e, m, c = shape.width, shape.mlp_width, shape.head_width
   q, k = shape.heads * c, shape.kv_heads * c
@@ -72,21 +72,25 @@ def _parts(shape: draft_layer.LayerShape, into: int, normed_heads: bool):
       "down": [("mlp.down_proj.weight", e, (m,))]}
   if normed_heads:
     found |= {"query_norm": [("self_attn.q_norm.weight", c, ())], "key_norm": [("self_attn.k_norm.weight", c, ())]}
+  if biased:
+    found["qkv_bias"] = [(f"self_attn.{name}_proj.bias", rows, ()) for name, rows in (("q", q), ("k", k), ("v", k))]
   return found
 
 
 def read_layer(tensors: Tensors, prefix: str, shape: draft_layer.LayerShape, into: int, *,
-               normed_heads: bool) -> draft_layer.DraftLayer:
-  """A decoder layer; `into` is the width I of what its attention takes, `normed_heads` asks for query and key norms."""
+               normed_heads: bool, biased: bool = False) -> draft_layer.DraftLayer:
+  """A decoder layer; `into` is the width I of what its attention takes, `normed_heads` asks for query and key norms,
+  `biased` for biases of queries, keys and values."""
   return draft_layer.DraftLayer(**{
       field: jnp.asarray(np.concatenate([tensors.floats(prefix + name, (rows, *rest)) for name, rows, rest in parts]))
-      for field, parts in _parts(shape, into, normed_heads).items()})
+      for field, parts in _parts(shape, into, normed_heads, biased).items()})
 
 
 def write_layer(layer: draft_layer.DraftLayer, prefix: str, shape: draft_layer.LayerShape) -> dict[str, Any]:
   """The tensors that `read_layer` reads."""
   found = {}
-  for field, parts in _parts(shape, layer.qkv.shape[1], layer.query_norm is not None).items():
+  has = layer.query_norm is not None, layer.qkv_bias is not None
+  for field, parts in _parts(shape, layer.qkv.shape[1], *has).items():
     start = 0
     for name, rows, _ in parts:
       found[prefix + name] = getattr(layer, field)[start:start + rows]

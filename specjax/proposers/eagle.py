@@ -1,8 +1,10 @@
-"""EAGLE-3: a one-layer head drafts from the target's own features, token by token or as a tree.
+"""EAGLE: a small head drafts from the target's own features, token by token or as a tree.
 
-EAGLE-3 (arXiv 2503.01840) drafts with what the target computed of the text: the fused features of three layers at token
-t and the embedding of token t + 1 predict token t + 2. Behind the pending token the head's own output takes the place of
-features; after every step the true ones replace it. Trees are those of EAGLE-2 (arXiv 2406.16858), see `growth`.
+The feature at token t and the embedding of token t + 1 predict token t + 2. Behind the pending token the head's own
+output takes the place of features; after every step the true ones replace it. The head is that of EAGLE-1 and 2, which
+reads what the target's own head reads and predicts it (arXiv 2401.15077), or that of EAGLE-3, which reads three layers
+(arXiv 2503.01840). It drafts a chain; EAGLE-1's tree of fixed shape, whose tokens are the most probable or draws
+without replacement; or EAGLE-2's tree (arXiv 2406.16858), grown where the head is sure, see `growth`.
 
 The head may draft from a part of the vocabulary only; what it never drafts the target still emits.
 
@@ -17,9 +19,11 @@ import jax.numpy as jnp
 
 from specjax import cache as cache_lib
 from specjax import growth
+from specjax import static_trees
 from specjax.proposers import autoregressive
 from specjax.proposers import base
 from specjax.proposers import draft_ids
+from specjax.proposers import fixed_tree
 from specjax.proposers import length as length_lib
 from specjax.proposers import own_cache
 from specjax.proposers import own_features
@@ -29,16 +33,46 @@ from specjax.proposers import own_features
 class State:
   """Of a batch."""
   features: own_features.OwnFeatures
-  cache: cache_lib.KVCache   # of the head's layer; entries of true features only
+  cache: cache_lib.KVCache   # of the head's layers; entries of true features only
+  shared: jax.Array | None   # f[U, E]; rows of the target's head, for a head that drafts some ids through it
   length: Any = ()           # of the length rule
 
 
+class Headed:
+  """A mixin: what follows from the `head`, a field."""
+
+  @property
+  def features(self) -> tuple[int, ...]:
+    return tuple(sorted(set(self.head.features)))
+
+  @property
+  def draft_context(self) -> int:
+    limit = self.head.config.max_context
+    return min(limit, limit + 2 - self.max_depth)  # all levels of a tree have a place
+
+  def init(self, target, batch, capacity):
+    """See `base.Proposer.init`."""
+    head = self.head
+    base.layers_of(target, "EAGLE")
+    head.check(target)
+    draft_ids.check(target, head.ids)
+    width = max(len(head.features), 1) * target.config.width
+    return State(features=own_features.empty(batch, capacity, width, target.weights.embedding.dtype),
+                 cache=head.init_cache(batch, min(capacity, head.config.max_context)),
+                 shared=draft_ids.shared_rows(target, head.ids) if head.shares_head else None)
+
+  def observe(self, target, state, committed):
+    """See `base.Proposer.observe`: keeps the features."""
+    del target
+    return state.replace(features=state.features.observe(own_features.of(committed, self.head.features), committed))
+
+
 @struct.dataclass
-class Eagle3(autoregressive.Chained):
+class Eagle(Headed, autoregressive.Chained):
   """Drafts a chain of up to `num_tokens` tokens with `head`.
 
   Attributes:
-    head: a `models.eagle3.Eagle3Head`; its weights are leaves.
+    head: a `models.eagle.EagleHead` or `models.eagle3.Eagle3Head`; its weights are leaves.
     num_tokens: N.
     drawing, length: as of `DraftModel`.
 
@@ -52,16 +86,12 @@ class Eagle3(autoregressive.Chained):
   length: Any = length_lib.Fixed()
 
   @property
-  def features(self) -> tuple[int, ...]:
-    return tuple(sorted(set(self.head.features)))
-
-  @property
   def draft_context(self) -> int:
-    return self.head.config.max_context
+    return self.head.config.max_context  # a chain may be cut anywhere
 
   def init(self, target, batch, capacity):
     """See `base.Proposer.init`."""
-    return _init(self.head, target, batch, capacity).replace(length=self.length.init(batch, self.num_tokens))
+    return super().init(target, batch, capacity).replace(length=self.length.init(batch, self.num_tokens))
 
   def propose(self, target, cache, state, context, keys):
     """See `base.Proposer.propose`."""
@@ -72,7 +102,7 @@ class Eagle3(autoregressive.Chained):
     if self.samples:
       known = draft_ids.known(self.head.ids, target.vocab_size)
       most = jnp.where(autoregressive.possible(known, context, self.drawing), most, 0)
-    law = lambda hidden: _logits(self.head, target, hidden)[:, 0]
+    law = lambda hidden: _logits(self.head, target, state.shared, hidden)[:, 0]
     committed, (logits, feature) = _catch_up(self.head, target, state, context, most > 0, law)
 
     def advance(token, index, extra):
@@ -90,22 +120,73 @@ class Eagle3(autoregressive.Chained):
 
   def observe(self, target, state, committed):
     """See `base.Proposer.observe`: keeps the features."""
-    del target
-    length = state.length
-    if committed.path is not None:
-      length = self.length.observe(length, committed.drafted, base.accepted_of_chain(committed))
-    return state.replace(features=_learnt(self.head, state, committed), length=length)
+    state = super().observe(target, state, committed)
+    if committed.path is None:
+      return state
+    return state.replace(length=self.length.observe(state.length, committed.drafted, base.accepted_of_chain(committed)))
 
 
 @struct.dataclass
-class Eagle3Tree(base.Defaults):
+class EagleFixedTree(Headed, fixed_tree.FixedTree):
+  """Drafts a tree of the shape `parents`, EAGLE-1's by default.
+
+  Attributes:
+    head: as of `Eagle`.
+    parents, children, drawing: as of `DraftTree`. EAGLE-1 itself takes the most probable tokens at temperature 0 and
+      draws "without_replacement" else.
+
+  Raises:
+    ValueError: as of `DraftTree`; by `init` for another target than the head's, or more children than draft ids.
+  """
+  head: Any
+  parents: tuple[int, ...] = struct.field(pytree_node=False, default=static_trees.EAGLE.parents)
+  children: str = struct.field(pytree_node=False, default="top_k")
+  drawing: autoregressive.Drawing = autoregressive.Drawing()
+
+  def init(self, target, batch, capacity):
+    """See `base.Proposer.init`."""
+    most = max(max(level.counts) for level in static_trees.levels(self.parents))
+    if self.children != "independent" and most > self.head.config.draft_vocab:
+      raise ValueError(f"parents={self.parents}: a node has {most} children; at most {self.head.config.draft_vocab}, "
+                       "the head's token ids")
+    return super().init(target, batch, capacity)
+
+  def propose(self, target, cache, state, context, keys):
+    """See `base.Proposer.propose`."""
+    del cache
+    head = self.head
+    # No row drafts a part of the tree: one without room for all levels in the head's context drafts nothing.
+    wanted = (autoregressive.room(context, self.max_depth) > 0) & (context.length < self.draft_context) & (
+        context.length > 1)
+    if self.samples:
+      wanted &= autoregressive.possible(draft_ids.known(head.ids, target.vocab_size), context, self.drawing)
+    spread = lambda hidden: draft_ids.spread(_logits(head, target, state.shared, hidden), head.ids, target.vocab_size)
+    committed, (logits, feature) = _catch_up(head, target, state, context, wanted, lambda hidden: spread(hidden)[:, 0])
+    # Where each node with children stands in the pass over its level.
+    place = {node: i for level in static_trees.levels(self.parents) for i, node in enumerate(level.nodes)}
+
+    def run(level, slot, depth, tokens, mask, extra):
+      block, feature = extra
+      above = jnp.asarray([place[self.parents[node]] for node in level.nodes])
+      positions = jnp.broadcast_to(context.length[:, None] - 2 + depth, tokens.shape)
+      hidden, recurring, new = head.forward(head.embed(target.weights.embedding, tokens), feature[:, above], positions,
+                                            mask, committed, before=block)
+      return spread(hidden), (block.put(new, slot), recurring)
+
+    extra = (committed.empty_block(max(self.fed_nodes, 1)), feature)
+    tree, _ = self.draft(run, extra, logits, context, keys, wanted)
+    return tree, state.replace(cache=committed)
+
+
+@struct.dataclass
+class EagleTree(Headed, base.Defaults):
   """Drafts the `nodes` - 1 most probable nodes of a pool of `depth` levels, grown from a beam of `beam` nodes.
 
   All drafts are points: chosen by the head's probability, not drawn.
 
   Attributes:
-    head: as of `Eagle3`.
-    nodes: T, the root included. depth: levels. beam: k. EAGLE-3 runs 60 nodes, 5 to 7 levels and a beam of 10 on
+    head: as of `Eagle`.
+    nodes: T, the root included. depth: levels. beam: k. EAGLE-2 and 3 run 60 nodes, 5 to 7 levels and a beam of 10 on
       accelerators.
 
   Raises:
@@ -133,20 +214,11 @@ class Eagle3Tree(base.Defaults):
   def chains(self) -> bool:
     return self.beam == 1 or self.nodes == 2
 
-  @property
-  def features(self) -> tuple[int, ...]:
-    return tuple(sorted(set(self.head.features)))
-
-  @property
-  def draft_context(self) -> int:
-    limit = self.head.config.max_context
-    return min(limit, limit + 2 - self.max_depth)  # all levels have a place
-
   def init(self, target, batch, capacity):
     """See `base.Proposer.init`."""
     if self.beam > self.head.config.draft_vocab:
       raise ValueError(f"beam={self.beam}: at most {self.head.config.draft_vocab}, the head's token ids")
-    return _init(self.head, target, batch, capacity)
+    return super().init(target, batch, capacity)
 
   def propose(self, target, cache, state, context, keys):
     """See `base.Proposer.propose`."""
@@ -156,7 +228,7 @@ class Eagle3Tree(base.Defaults):
     batch, k = wanted.shape[0], self.beam
 
     def children(hidden):
-      ids, log_q = growth.children(_logits(self.head, target, hidden), k)
+      ids, log_q = growth.children(_logits(self.head, target, state.shared, hidden), k)
       ids = ids if self.head.ids is None else self.head.ids[ids]
       return growth.without_ends(ids, log_q, context.rules.eos)
 
@@ -184,28 +256,14 @@ class Eagle3Tree(base.Defaults):
     tree, _ = growth.rerank(pool, context.pending, self.nodes, max_level=levels)
     return tree, state.replace(cache=committed)
 
-  def observe(self, target, state, committed):
-    """See `base.Proposer.observe`: keeps the features."""
-    del target
-    return state.replace(features=_learnt(self.head, state, committed))
+
+# By the names of the head that came first: the same classes.
+Eagle3, Eagle3Tree = Eagle, EagleTree
 
 
-def _init(head, target, batch, capacity):
-  base.layers_of(target, "EAGLE-3")
-  head.check(target)
-  draft_ids.check(target, head.ids)
-  width = len(head.features) * target.config.width
-  return State(features=own_features.empty(batch, capacity, width, target.weights.embedding.dtype),
-               cache=head.init_cache(batch, min(capacity, head.config.max_context)))
-
-
-def _learnt(head, state, committed):
-  return state.features.observe(own_features.joined(committed, head.features), committed)
-
-
-def _logits(head, target, hidden):
+def _logits(head, target, shared, hidden):
   """Of the ids that are drafted, without rows of the vocabulary that only fill it up."""
-  logits = head.logits(hidden)
+  logits = head.logits(hidden, target.head if shared is None else shared) if head.shares_head else head.logits(hidden)
   return logits if head.ids is not None else logits[..., :target.vocab_size]
 
 
@@ -213,7 +271,7 @@ def _catch_up(head, target, state, context, wanted, read):
   """Feeds all entries of true features, the last being that before the pending token: the cache, and of that entry what
   `read` makes of its hidden state f[B, 1, E], and the feature that recurs f[B, 1, E].
 
-  The head's product with its vocabulary stands in `read`, where no row drafts nothing of it is computed.
+  The product with a vocabulary stands in `read`, where no row drafts nothing of it is computed.
   """
   def run(cache, size):
     start = cache.length
