@@ -24,18 +24,24 @@ from specjax import verifiers
 from specjax.proposers import base
 from specjax.proposers import length
 from specjax.testing import tiny
+from specjax.training import eagle3 as training_eagle3
+from specjax.training import hydra as training_hydra
 from specjax.training import medusa as training_medusa
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 TARGET, WIDE = tiny.decoder(vocab=24, max_context=256), tiny.decoder(vocab=27, max_context=256)
 IDS = tuple(i for i in range(24) if i % 5)  # some ids are never drafted
 EAGLE3, MEDUSA, DFLASH = tiny.eagle3(TARGET, IDS), tiny.medusa(TARGET, IDS), tiny.dflash(TARGET, IDS)
+HYDRA, HYDRA_PLAIN = tiny.hydra(TARGET, IDS), tiny.hydra(TARGET, IDS, prefix=False)
 DRAWN = proposers.Drawing(sampled=True)
 HEADS = {
     "EAGLE-3": proposers.Eagle3(head=EAGLE3, num_tokens=3),
     "EAGLE-3 tree": proposers.Eagle3Tree(head=EAGLE3, nodes=7, depth=3, beam=3),
     "Medusa": proposers.Medusa(head=MEDUSA, num_tokens=3),
     "Medusa tree": proposers.Medusa(head=MEDUSA, shape=static_trees.best_first((0.5, 0.2, 0.1), 7, 3)),
+    "Hydra": proposers.Hydra(head=HYDRA_PLAIN, num_tokens=3),
+    "Hydra++": proposers.Hydra(head=HYDRA, num_tokens=3),
+    "Hydra++ tree": proposers.Hydra(head=HYDRA, shape=static_trees.best_first((0.5, 0.2, 0.1), 7, 3)),
     "DFlash": proposers.DFlash(head=DFLASH, num_tokens=3),
     "DFlash tree": proposers.DFlash(head=DFLASH, num_tokens=3, nodes=7, beam=3),
 }
@@ -141,7 +147,7 @@ def test_a_prompt_of_one_token_drafts_nothing_at_first(name):
   assert (np.asarray(starting.draft(TARGET, proposer, state)[0].size) > 1).tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize("name", ["EAGLE-3", "DFlash"])
+@pytest.mark.parametrize("name", ["EAGLE-3", "DFlash", "Hydra++"])
 def test_a_head_drafts_up_to_its_own_context_only(name):
   """Positions that it was not made for (buun-llama-cpp 32: a drafter beyond its context collapses)."""
   proposer = HEADS[name]
@@ -152,7 +158,8 @@ def test_a_head_drafts_up_to_its_own_context_only(name):
   assert (result.counters.steps_beyond_draft_context > 0).all()
   for row in run(proposer, PROMPTS, 12):
     for text, draft in row.items():
-      deepest = len(text) - 1 + (head.config.block - 1 if name == "DFlash" else 2)  # greatest position that is run
+      # Greatest position that is run; a layer of prefix attention sees no drafted token.
+      deepest = len(text) - 1 + {"DFlash": DFLASH.config.block - 1, "EAGLE-3": 2, "Hydra++": -1}[name]
       assert len(draft[0]) == 1 or deepest < 20 + (name == "EAGLE-3")
 
 
@@ -177,6 +184,7 @@ def test_features_of_several_proposers_are_computed_once_and_each_reads_its_own(
 @pytest.mark.parametrize("name, proposer", [
     ("EAGLE-3", proposers.Eagle3(head=EAGLE3, num_tokens=3, drawing=DRAWN)),
     ("Medusa", proposers.Medusa(head=MEDUSA, num_tokens=3, drawing=DRAWN)),
+    ("Hydra++", proposers.Hydra(head=HYDRA, num_tokens=3, drawing=DRAWN)),
     ("DFlash", proposers.DFlash(head=DFLASH, num_tokens=3, drawing=DRAWN))])
 def test_drawn_drafts_keep_the_law_that_they_were_drawn_from(name, proposer):
   """A thousand rows of one text draw their first token: frequencies are those of q at the root (vLLM 40149)."""
@@ -209,12 +217,50 @@ def test_medusa_drafts_fewer_tokens_than_it_has_heads(changes):
   assert result.counters.accepted_tokens.sum() > 0
 
 
+def test_hydra_with_matrices_and_biases_of_its_own_and_a_single_token_a_draft():
+  head = training_hydra.init(TARGET, np.asarray(IDS), 2, blocks=1, prefix=False, own_vocabulary=True)
+  far = tuple(bias.at[4].set(1e3) for bias in head.vocabulary_bias)  # one id is all that it drafts
+  for found, right in ((head, True), (head.replace(vocabulary_bias=far), False)):
+    proposer = proposers.Hydra(head=found, num_tokens=1)
+    result = small(proposer)
+    np.testing.assert_array_equal(result.tokens, plain())
+    assert right == bool(result.counters.accepted_tokens.sum() > 0)
+  tree, _ = starting.draft(TARGET, proposer, drivers.start(TARGET, proposer, PROMPTS, max_new_tokens=NEW))
+  assert (np.asarray(tree.tokens)[:, 1] == IDS[4]).all()
+
+
+def test_siblings_of_hydras_tree_have_children_of_their_own_path():
+  """Of one depth Medusa drafts the same tokens everywhere; a head of Hydra sees which path it stands on: its tree is what
+  the chain drafts behind each child of the root."""
+  shape = static_trees.fixed((3, 1))
+  proposer = proposers.Hydra(head=HYDRA, shape=shape)
+  state = drivers.start(TARGET, proposer, PROMPTS, max_new_tokens=NEW)
+  tokens = np.asarray(starting.draft(TARGET, proposer, state)[0].tokens)
+  text = state.proposer.text
+  rows = np.asarray(TARGET.weights.head)[np.asarray(IDS)]
+  embedding = np.asarray(TARGET.weights.embedding)
+  seen = set()
+  for row, prompt in enumerate(PROMPTS):
+    hidden = text.values[row, None, :len(prompt) - 1]
+    place = jnp.arange(len(prompt) - 1, dtype=jnp.int32)[None]
+    read = HYDRA.apply_prefix(hidden, place, lambda q, k, v: training_eagle3.attend(q, k, v, []))[0][0, -1]
+    above = jnp.concatenate([read, embedding[prompt[-1]]])
+    first = np.argsort(-np.asarray(HYDRA.logits(0, HYDRA.state(0, above[None]), rows))[0], kind="stable")[:3]
+    np.testing.assert_array_equal(tokens[row, 1:4], np.asarray(IDS)[first])
+    for child, drafted in zip(tokens[row, 1:4], tokens[row, 4:]):
+      inputs = jnp.concatenate([above, embedding[child]])[None]
+      assert IDS[int(jnp.argmax(HYDRA.logits(1, HYDRA.state(1, inputs), rows)))] == drafted
+    seen.add(len(set(tokens[row, 4:].tolist())))
+  assert max(seen) > 1
+
+
 @pytest.mark.parametrize("make", [
     lambda: proposers.Eagle3Tree(head=tiny.eagle3(WIDE, tuple(range(27))), nodes=16, depth=3, beam=4),
     lambda: proposers.Medusa(head=tiny.medusa(WIDE, tuple(range(27))), shape=static_trees.fixed((4, 2))),
+    lambda: proposers.Hydra(head=tiny.hydra(WIDE, tuple(range(27))), shape=static_trees.fixed((4, 2))),
     lambda: proposers.DFlash(head=tiny.dflash(WIDE, tuple(range(27))), num_tokens=3, nodes=16, beam=4),
     lambda: proposers.DFlash(head=tiny.dflash(WIDE, tuple(range(27))), num_tokens=3)],
-    ids=["EAGLE-3 tree", "Medusa tree", "DFlash tree", "DFlash"])
+    ids=["EAGLE-3 tree", "Medusa tree", "Hydra++ tree", "DFlash tree", "DFlash"])
 def test_rows_that_only_fill_the_vocabulary_up_are_never_drafted(make):
   """Qwen's heads count 151,936 rows where its tokenizer knows 151,669 ids."""
   target = WIDE.replace(config=dataclasses.replace(WIDE.config, num_tokens=9))
@@ -227,12 +273,13 @@ def test_rows_that_only_fill_the_vocabulary_up_are_never_drafted(make):
 def test_a_head_with_ids_that_the_target_never_emits_is_refused():
   target = WIDE.replace(config=dataclasses.replace(WIDE.config, num_tokens=9))
   for proposer in (proposers.Eagle3(head=tiny.eagle3(WIDE, (1, 2, 9))), proposers.Medusa(head=tiny.medusa(WIDE, (1, 9))),
+                   proposers.Hydra(head=tiny.hydra(WIDE, (1, 9))),
                    proposers.DFlash(head=tiny.dflash(WIDE, (1, 9)), num_tokens=3)):
     with pytest.raises(ValueError, match="drafts id 9, and the ids of this target are 0 to 8"):
       jax.eval_shape(lambda: proposer.init(target, 1, 64))  # known while tracing too
 
 
-@pytest.mark.parametrize("name", ["EAGLE-3", "Medusa", "DFlash"])
+@pytest.mark.parametrize("name", ["EAGLE-3", "Medusa", "Hydra++", "DFlash"])
 def test_a_request_that_leaves_no_draft_id_gets_no_draw(name):
   """There is no law to draw from: q would be no number, and verifiers only seem to get on with that."""
   left = sorted(set(range(24)) - set(IDS))
@@ -261,7 +308,7 @@ def test_long_prompts_and_buckets_that_grow():
   assert drafts[0] == drafts[1] and len(drafts[0][0]) == 4
 
 
-@pytest.mark.parametrize("name", ["EAGLE-3", "EAGLE-3 tree", "Medusa", "DFlash"])
+@pytest.mark.parametrize("name", ["EAGLE-3", "EAGLE-3 tree", "Medusa", "Hydra", "Hydra++", "Hydra++ tree", "DFlash"])
 def test_where_no_row_drafts_no_product_with_the_vocabulary_is_left(name):
   """Behind a lookup that has a draft a head costs nothing: its products stand inside of branches."""
   state = drivers.start(TARGET, HEADS[name], PROMPTS, max_new_tokens=NEW)
@@ -275,6 +322,7 @@ def test_where_no_row_drafts_no_product_with_the_vocabulary_is_left(name):
 
 def test_rules_of_chains_are_refused_for_trees():
   for make in (lambda rule: proposers.Medusa(head=MEDUSA, shape=static_trees.fixed((2, 1)), length=rule),
+               lambda rule: proposers.Hydra(head=HYDRA, shape=static_trees.fixed((2, 1)), length=rule),
                lambda rule: proposers.DFlash(head=DFLASH, num_tokens=3, nodes=6, length=rule)):
     with pytest.raises(ValueError, match="Heuristic.* ends a chain"):
       make(length.Heuristic())
@@ -285,13 +333,17 @@ def test_trees_refuse_draws_and_depths_without_heads():
     proposers.Medusa(head=MEDUSA, num_tokens=4)
   with pytest.raises(ValueError, match="draws a chain"):
     proposers.Medusa(head=MEDUSA, shape=static_trees.best_first((0.5, 0.2), 4, 2), drawing=DRAWN)
+  with pytest.raises(ValueError, match="number of heads"):
+    proposers.Hydra(head=HYDRA, shape=static_trees.fixed((1, 1, 1, 1)))
+  with pytest.raises(ValueError, match="draws a chain"):
+    proposers.Hydra(head=HYDRA, shape=static_trees.fixed((2, 1)), drawing=DRAWN)
   with pytest.raises(ValueError, match="places of the block"):
     proposers.DFlash(head=DFLASH, num_tokens=4)
   with pytest.raises(ValueError, match="draws a chain"):
     proposers.DFlash(head=DFLASH, num_tokens=3, nodes=6, drawing=DRAWN)
   with pytest.raises(ValueError, match="beam=0"):
     proposers.Eagle3Tree(head=EAGLE3, beam=0)
-  for proposer in (HEADS["EAGLE-3"], HEADS["Medusa"], HEADS["DFlash"]):
+  for proposer in (HEADS["EAGLE-3"], HEADS["Medusa"], HEADS["Hydra++"], HEADS["DFlash"]):
     with pytest.raises(ValueError, match="width"):
       wide = TARGET.replace(config=dataclasses.replace(TARGET.config, width=32))
       proposer.init(wide, 1, 64)

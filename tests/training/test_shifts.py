@@ -2,7 +2,7 @@
 
 EAGLE-3: SafeAILab's traineagle3 and SpecForge. Tokens, laws and loss mask move one place to the left in each pass, the
 position goes up by one, and an entry sees the first pass causally and later passes at its own place. Medusa: head i is
-asked for token t + 2 + i. DFlash: blocks behind random anchors, in both directions. Each published mistake that halved
+asked for token t + 2 + i. Hydra: the same, and it sees the tokens up to t + 1 + i. DFlash: blocks behind random anchors, in both directions. Each published mistake that halved
 acceptance in silence is a change to the transcription that must not agree.
 
 Letters: B sequences, S entries, E width, F feature width, U draft ids, V vocabulary, C head width.
@@ -17,10 +17,12 @@ import pytest
 from specjax.models import dflash as dflash_model
 from specjax.models import draft_layer
 from specjax.models import eagle3 as eagle3_model
+from specjax.models import hydra as hydra_model
 from specjax.models import medusa as medusa_model
 from specjax.training import batches
 from specjax.training import dflash
 from specjax.training import eagle3
+from specjax.training import hydra
 from specjax.training import medusa
 from specjax.training import shifts
 
@@ -58,6 +60,15 @@ MEDUSA = medusa_model.MedusaHead(
     linear=tuple(some(WIDTH, WIDTH) for _ in range(HEADS)), bias=tuple(some(WIDTH) for _ in range(HEADS)),
     vocabulary=None, ids=None, config=medusa_model.MedusaConfig(heads=HEADS, blocks=2, width=WIDTH, vocab_size=V,
                                                                 draft_vocab=len(IDS)))
+HYDRA = hydra_model.HydraHead(
+    joining=tuple(hydra_model.Joining(linear=some(WIDTH, (i + 2) * WIDTH), bias=some(WIDTH),
+                                      residual=some(WIDTH, (i + 2) * WIDTH), residual_bias=some(WIDTH))
+                  for i in range(HEADS)),
+    linear=tuple(some(WIDTH, WIDTH) for _ in range(HEADS)), bias=tuple(some(WIDTH) for _ in range(HEADS)),
+    vocabulary=None, vocabulary_bias=None, ids=None,
+    prefix=hydra_model.Prefix(attention_norm=norm(), layer=layer(WIDTH, False), norm=norm()),
+    config=hydra_model.HydraConfig(heads=HEADS, blocks=3, width=WIDTH, vocab_size=V, draft_vocab=len(IDS), prefix=SHAPE,
+                                   max_context=64))
 DFLASH = dflash_model.DFlashHead(
     fuse=some(WIDTH, 2 * WIDTH), fused_norm=norm(), layers=(layer(WIDTH, True), layer(WIDTH, True)),
     input_norms=(norm(), norm()), norm=norm(), ids=None, config=dflash_model.DFlashConfig(
@@ -201,6 +212,37 @@ def medusa_rule(wrong=None):
   return total
 
 
+def hydra_rule(wrong=None):
+  """Loss of the heads: as Medusa's but for what they see, the layer over hidden states and the tokens up to their own."""
+  total, to_draft, w = 0.0, np.isin(np.arange(V), IDS), HYDRA.prefix
+  for i in range(HEADS):
+    losses, masks = [], []
+    for row, (tokens, _, target, loss_mask) in enumerate(texts()):
+      for _ in range({"label offset": i, "double shift": 1 + 2 * i}.get(wrong, 1 + i)):
+        target = left(target)
+      for _ in range(0 if wrong == "mask not shifted" else 2 + i):
+        loss_mask = left(loss_mask)
+      hidden = BATCH.hidden[row].astype(np.float64)
+      into = rms(hidden, w.attention_norm)
+      cache = [key_and_value_of(w.layer, into[t], t) for t in range(SIZE)]
+      reach = SIZE if wrong == "prefix sees what follows" else 1
+      read = rms(np.array([with_mlp(w.layer, hidden[t] + attended(w.layer, query_of(w.layer, into[t], t), cache[:t + reach]))
+                           for t in range(SIZE)]), w.norm)
+      seen, ids = [read], tokens
+      for _ in range(i + 1):
+        ids = ids if wrong == "token at its own place" else left(ids)
+        seen.append(EMBEDDING[ids])
+        ids = left(ids) if wrong == "token at its own place" else ids
+      first, x = HYDRA.joining[i], np.concatenate(seen[:1] + seen[:0:-1] if wrong == "last token first" else seen, -1)
+      x = x @ first.residual.T + first.residual_bias + silu(x @ first.linear.T + first.bias)
+      for _ in range(HYDRA.config.blocks - 1):
+        x = x + silu(x @ HYDRA.linear[i].T + HYDRA.bias[i])
+      losses.append(-(softmax(target[:, to_draft]) * np.log(softmax(x @ HEAD[IDS].T))).sum(-1))
+      masks.append(loss_mask & to_draft[target.argmax(-1)])
+    total += masked_mean(losses, masks)
+  return total
+
+
 def dflash_rule(wrong=None):
   """Loss of blocks: place j of a block against the law behind the token before it, weighed by exp(-(j - 1) / gamma)."""
   losses, masks = [[] for _ in range(BLOCK)], [[] for _ in range(BLOCK)]
@@ -231,11 +273,13 @@ def dflash_rule(wrong=None):
 # --- the tests --------------------------------------------------------------------------------------------------------
 
 
-RULES = {"eagle3": eagle3_rule, "medusa": medusa_rule, "dflash": dflash_rule}
+RULES = {"eagle3": eagle3_rule, "medusa": medusa_rule, "hydra": hydra_rule, "dflash": dflash_rule}
 LOSSES = {"eagle3": jax.jit(functools.partial(eagle3.loss, recipe=eagle3.Recipe(passes=PASSES))),
           "medusa": jax.jit(functools.partial(medusa.loss, recipe=medusa.Recipe())),
+          "hydra": jax.jit(functools.partial(hydra.loss, recipe=hydra.Recipe())),
           "dflash": jax.jit(functools.partial(dflash.loss, recipe=dflash.Recipe(gamma=GAMMA)))}
 GIVEN = {"eagle3": (EAGLE3, eagle3.Frozen(embedding=EMBEDDING, head=HEAD[IDS]), IDS),
+         "hydra": (HYDRA, eagle3.Frozen(embedding=EMBEDDING, head=HEAD[IDS]), IDS),
          "medusa": (MEDUSA, HEAD[IDS], IDS), "dflash": (DFLASH, EMBEDDING, HEAD[IDS], IDS)}
 
 
@@ -258,7 +302,9 @@ def test_the_loss_is_that_of_the_published_rule(kind):
     ("eagle3", "label offset"), ("medusa", "label offset"), ("dflash", "label offset"),
     # A block must see itself in both directions and nothing of its answers (SpecForge 427 and 455).
     ("dflash", "block is causal"), ("dflash", "block sees its answers"), ("dflash", "block sees its anchor's features"),
-    ("eagle3", "later passes see each other"), ("medusa", "double shift")])
+    ("eagle3", "later passes see each other"), ("medusa", "double shift"),
+    *(("hydra", wrong) for wrong in ("mask not shifted", "label offset", "double shift", "prefix sees what follows",
+                                     "token at its own place", "last token first"))])
 def test_a_published_mistake_gives_another_loss(kind, wrong):
   assert abs(RULES[kind](wrong) - RULES[kind]()) > 1e-3
   assert abs(RULES[kind](wrong) - trained(kind)[0]) > 1e-3

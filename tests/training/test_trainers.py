@@ -14,6 +14,7 @@ from specjax.training import corpus
 from specjax.training import dflash
 from specjax.training import eagle3
 from specjax.training import features
+from specjax.training import hydra
 from specjax.training import loop
 from specjax.training import medusa
 from specjax.training import trainers
@@ -55,11 +56,14 @@ def make(kind, data, target=TARGET, **changes):
     return trainers.train_eagle3(target, data, IDS, eagle3.Recipe(passes=2), 0, **changes)
   if kind == "medusa":
     return trainers.train_medusa(target, data, IDS, medusa.Recipe(), 0, heads=2, **changes)
+  if kind == "hydra":
+    return trainers.train_hydra(target, data, IDS, hydra.Recipe(), 0, heads=2, blocks=2, **changes)
   return trainers.train_dflash(target, data, IDS, dflash.Recipe(), 0, layers=1, block=3, mask_id=23, anchors=16,
                                **changes)
 
 
-KINDS = {"eagle3": proposers.Eagle3, "medusa": proposers.Medusa, "dflash": proposers.DFlash}
+KINDS = {"eagle3": proposers.Eagle3, "medusa": proposers.Medusa, "hydra": proposers.Hydra,
+         "dflash": proposers.DFlash}
 
 
 @functools.cache
@@ -94,6 +98,7 @@ def test_training_lowers_the_held_out_loss_at_every_depth_and_drafts_get_better(
 def test_a_head_that_sees_the_pending_token_learns_more_than_one_that_does_not(train):
   medusa_loss = train("medusa")[3]["loss_0"]
   assert train("eagle3")[3]["loss_0"] < medusa_loss - 0.5 and train("dflash")[3]["loss_0"] < medusa_loss - 0.5
+  assert train("hydra")[3]["loss_0"] < medusa_loss - 0.5
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -155,13 +160,26 @@ def test_held_out_numbers_weigh_batches_by_their_answers(data):
   assert trainers.held_out(dataclasses.replace(trainer, evaluation=list))(()) == {}
 
 
-def test_medusas_table_counts_how_often_each_rank_is_right(train, data):
-  trainer, params, _, _ = train("medusa")
+def test_every_head_of_hydra_begins_as_the_targets_own(data):
+  """Without prefix attention exactly; the norm behind it keeps the size of the hidden state but roughly."""
+  batch, frozen = data.batch(0, 0), eagle3.frozen(TARGET, IDS)
+  wanted = batch.hidden.astype(np.float32) @ np.asarray(frozen.head).T
+  for prefix in (False, True):
+    for logits in jax.jit(hydra.head_logits)(hydra.init(TARGET, IDS, 2, prefix=prefix), frozen, batch):
+      if prefix:
+        assert np.corrcoef(np.ravel(logits), np.ravel(wanted))[0, 1] > 0.9
+      else:
+        np.testing.assert_allclose(logits, wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+def test_the_table_counts_how_often_each_rank_is_right(kind, train, data):
+  trainer, params, _, _ = train(kind)
   table = np.array(trainers.with_accuracy(trainer.head(params), data, TARGET, IDS, ranks=4).config.accuracy)
   hits, places = np.zeros((2, 4)), np.zeros((2, 1))
-  run = jax.jit(medusa.head_logits)
+  run = jax.jit({"medusa": medusa, "hydra": hydra}[kind].head_logits)
   for batch in data.evaluation():
-    for i, logits in enumerate(np.asarray(run(params, np.asarray(TARGET.weights.head)[IDS], batch))):
+    for i, logits in enumerate(np.asarray(run(params, trainer.arguments[0], batch))):
       for row, (start, length) in enumerate(zip(batch.start, batch.length)):
         for t in range(max(start - 2 - i, 0), length - 2 - i):
           best = IDS[np.argsort(-logits[row, t], kind="stable")[:4]]
