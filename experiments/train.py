@@ -25,7 +25,10 @@ _VOCAB = flags.DEFINE_integer("draft_vocab", 4096, "Ids that the head drafts: th
 _LOSS = flags.DEFINE_enum("loss", "soft_ce", training.LOSSES, "Loss against the target's law.")
 _ANSWERS = flags.DEFINE_bool("answers_only", True, "Learn from the target's own answers alone, not from prompts.")
 _PASSES = flags.DEFINE_integer("passes", 4, "eagle3: passes of the training-time test.", lower_bound=1)
-_HEADS = flags.DEFINE_integer("heads", 4, "medusa: number of heads.", lower_bound=1)
+_HEADS = flags.DEFINE_integer("heads", 4, "medusa and hydra: number of heads.", lower_bound=1)
+_BLOCKS = flags.DEFINE_integer("blocks", 4, "hydra: residual blocks of each head.", lower_bound=1)
+_PREFIX = flags.DEFINE_bool("prefix_attention", True, "hydra: a layer of attention over the target's hidden states "
+                            "(Hydra++).")
 _BLOCK = flags.DEFINE_integer("block", 8, "dflash: places of a block, the pending token included.", lower_bound=2)
 _LAYERS = flags.DEFINE_integer("head_layers", 3, "dflash: layers of the drafter.", lower_bound=1)
 _START = flags.DEFINE_string("start_from", None, "A head to go on from, instead of the target's own layers.")
@@ -41,8 +44,9 @@ def main():
       head=_HEAD.value, target=settings.TARGET.value, corpora=tuple(_CORPUS.value), outdir=_OUTDIR.value, epochs=_EPOCHS.value,
       steps=_STEPS.value, limit=_LIMIT.value, learning_rate=_RATE.value, batch_tokens=_BATCH.value,
       max_tokens=_MAX_TOKENS.value, draft_vocab=_VOCAB.value, loss=_LOSS.value, answers_only=_ANSWERS.value,
-      passes=_PASSES.value, heads=_HEADS.value, block=_BLOCK.value, head_layers=_LAYERS.value, start=_START.value,
-      evaluate_every=_EVALUATE.value, seed=settings.SEED.value)
+      passes=_PASSES.value, heads=_HEADS.value, blocks=_BLOCKS.value, prefix_attention=_PREFIX.value,
+      block=_BLOCK.value, head_layers=_LAYERS.value, start=_START.value, evaluate_every=_EVALUATE.value,
+      seed=settings.SEED.value)
   training.check_read(job, flags.FLAGS)
   found = training.run(job)
   print(f"{_OUTDIR.value}/head: {found['held_out/expected_tokens']:.2f} tokens a step expected on held-out text, "

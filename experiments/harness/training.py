@@ -13,12 +13,14 @@ from experiments.harness import training_curves
 from specjax.checkpoints import heads
 from specjax.models.dflash import DFlashHead
 from specjax.models.eagle3 import Eagle3Head
+from specjax.models.hydra import HydraHead
 from specjax.models.medusa import MedusaHead
 from specjax.training import batches
 from specjax.training import corpus
 from specjax.training import dflash
 from specjax.training import eagle3
 from specjax.training import features
+from specjax.training import hydra
 from specjax.training import loop
 from specjax.training import losses
 from specjax.training import medusa
@@ -26,9 +28,10 @@ from specjax.training import trainers
 from specjax.training import vocabulary
 
 LOSSES = tuple(losses.BY_NAME)
-# Which flags belong to one kind alone, and the layout that its heads are written in.
-HEADS = {"eagle3": ("passes",), "medusa": ("heads",), "dflash": ("block", "head_layers")}
-_LAYOUTS = {"eagle3": "safeailab", "medusa": "medusa", "dflash": "z-lab"}
+# Which flags do not belong to all kinds, and the layout that a kind's heads are written in.
+HEADS = {"eagle3": ("passes",), "medusa": ("heads",), "hydra": ("heads", "blocks", "prefix_attention"),
+         "dflash": ("block", "head_layers")}
+_LAYOUTS = {"eagle3": "safeailab", "medusa": "medusa", "hydra": "hydra", "dflash": "z-lab"}
 _PROMPTS, _NEW_TOKENS = 12, 64  # held-out prompts that are drafted for, and output tokens of each
 
 
@@ -50,6 +53,8 @@ class Job:
   answers_only: bool
   passes: int
   heads: int
+  blocks: int
+  prefix_attention: bool
   block: int
   head_layers: int
   start: str | None
@@ -59,10 +64,10 @@ class Job:
 
 def check_read(job: Job, given) -> None:
   """Raises ValueError for a flag of another kind of head, and for a run folder of another job."""
-  for kind, names in HEADS.items():
-    for name in names:
-      if kind != job.head and not given[name].using_default_value:
-        raise ValueError(f"--{name}={given[name].value} is an option of --head={kind}, and this is --head={job.head}")
+  for name in dict.fromkeys(name for names in HEADS.values() for name in names):
+    if name not in HEADS[job.head] and not given[name].using_default_value:
+      readers = " and ".join(f"--head={kind}" for kind, names in HEADS.items() if name in names)
+      raise ValueError(f"--{name}={given[name].value} is an option of {readers}, and this is --head={job.head}")
   if job.start and not given["draft_vocab"].using_default_value:
     raise ValueError(f"--draft_vocab={job.draft_vocab}: the head of --start_from={job.start} has its ids; leave it out")
   path = pathlib.Path(job.outdir) / "config.json"
@@ -123,7 +128,7 @@ def run(job: Job) -> dict:
     params = loop.run(folder, trainer.params, trainer.loss, trainer.batch, schedule, arguments=trainer.arguments,
                       evaluate_every=job.evaluate_every, evaluate=evaluate, report=report)
   head = trainer.head(params)
-  if job.head == "medusa" and data.held:
+  if job.head in ("medusa", "hydra") and data.held:
     ids = np.arange(target.config.num_tokens) if head.ids is None else np.asarray(head.ids)
     head = trainers.with_accuracy(head, data, target, ids)
   heads.save_head(head, folder / "head", dialect=_LAYOUTS[job.head], dtype="bfloat16")
@@ -147,6 +152,9 @@ def _trainer(job, target, data, start):
     return trainers.train_eagle3(target, data, ids, eagle3.Recipe(passes=job.passes, **common), job.seed, start), covered
   if job.head == "medusa":
     return trainers.train_medusa(target, data, ids, medusa.Recipe(**common), job.seed, heads=job.heads, start=start), covered
+  if job.head == "hydra":
+    return trainers.train_hydra(target, data, ids, hydra.Recipe(**common), job.seed, heads=job.heads, blocks=job.blocks,
+                                prefix=job.prefix_attention, start=start), covered
   mask = vocabulary.unused(job.corpora, total) if start is None else start.config.mask_id
   return trainers.train_dflash(target, data, ids, dflash.Recipe(**common), job.seed, layers=job.head_layers,
                                block=job.block, mask_id=mask, start=start), covered
@@ -157,10 +165,12 @@ def _start(job, target):
   if not job.start:
     return None
   head = heads.load_head(job.start, target=target)
-  kind = {Eagle3Head: "eagle3", MedusaHead: "medusa", DFlashHead: "dflash"}[type(head)]
+  kind = {Eagle3Head: "eagle3", MedusaHead: "medusa", HydraHead: "hydra", DFlashHead: "dflash"}[type(head)]
   if kind != job.head:
     raise ValueError(f"--start_from={job.start} is a head of the kind {kind}, and this is --head={job.head}")
   own = {"medusa": lambda: {"heads": head.config.heads}, "eagle3": lambda: {},
+         "hydra": lambda: {"heads": head.config.heads, "blocks": head.config.blocks,
+                           "prefix_attention": head.prefix is not None},
          "dflash": lambda: {"block": head.config.block, "head_layers": head.config.layers}}[kind]()
   for name, size in own.items():
     if getattr(job, name) != size:
@@ -195,5 +205,7 @@ def _prompts(data, most):
 
 
 def _facts(job):
-  kept = {key: value for key, value in dataclasses.asdict(job).items() if key not in ("outdir", "evaluate_every")}
+  # Options of other kinds say nothing of the run, which goes on where it was when such a kind is new.
+  others = {name for names in HEADS.values() for name in names} - set(HEADS[job.head])
+  kept = {key: value for key, value in dataclasses.asdict(job).items() if key not in ("outdir", "evaluate_every", *others)}
   return kept | {"corpora": [pathlib.Path(name).name for name in job.corpora]}

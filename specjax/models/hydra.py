@@ -95,15 +95,19 @@ class HydraHead:
     return layers.rms_norm(x, self.prefix.norm, shape.norm_eps).T.reshape(hidden.shape), keys, values
 
   def forward_prefix(self, hidden: jax.Array, positions: jax.Array, mask: jax.Array, cache: cache_lib.KVCache):
-    """`apply_prefix` while decoding: entries see the committed cache and each other as `mask` bool[B, T, T] allows; what
-    the heads read, and the entries' in-flight block."""
+    """`apply_prefix` while decoding: entries see the committed cache, and each other as `mask` bool[B, T, T] allows.
+
+    Returns:
+      What the heads read, f[B, T, E], and the entries' in-flight block.
+    """
     visible = jnp.arange(cache.slots)[None] < cache.length[:, None]
-    attend = lambda query, keys, values: layers.attend(query, cache.keys[0], cache.values[0], keys, values, visible, mask)
+    attend = lambda query, keys, values: layers.attend(query, cache.keys[0], cache.values[0], keys, values, visible,
+                                                       mask)
     out, keys, values = self.apply_prefix(hidden, positions, attend)
     return out, cache_lib.InFlight((keys,), (values,))
 
   def state(self, head: int, inputs: jax.Array) -> jax.Array:
-    """What head i = `head` makes of `inputs` f[M, (i + 2) E], what it reads and the embeddings of the tokens: f[M, E]."""
+    """What head i = `head` makes of `inputs` f[M, (i + 2) E], what it reads and the tokens' embeddings: f[M, E]."""
     chex.assert_shape(inputs, (None, (head + 2) * self.config.width))
     first, z = self.joining[head], inputs.T
     x = layers.linear(first.residual, z, first.residual_bias) + jax.nn.silu(layers.linear(first.linear, z, first.bias))

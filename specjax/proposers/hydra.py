@@ -1,9 +1,10 @@
 """Hydra: heads on the target's hidden state that also see the tokens drafted above them, one pass a depth.
 
-Hydra (arXiv 2402.05109, zankner/Hydra). Every head's law is conditional on the path above it, so drawn drafts keep a true
-q and nodes of one depth differ in a tree, a chain or a fixed shape as Medusa's are (`depth_heads`). Heads of Hydra++ read
-what a layer of attention makes of the target's hidden states at all committed tokens; it runs over committed tokens
-only, and always over the target's own hidden states, see `own_features` and `own_cache`.
+Hydra (arXiv 2402.05109, zankner/Hydra). Drafts are a chain or a tree of a fixed shape, as Medusa's (`depth_heads`). Every
+head's law is conditional on the path above it, so draws keep a true q, and the nodes of one depth have other children.
+
+Heads of Hydra++ read what a layer of attention makes of the target's hidden states at all committed tokens. It runs over
+committed tokens only, and always over the target's own hidden states, see `own_features` and `own_cache`.
 
 Letters: B batch rows, N heads, T nodes, n nodes of a level, E width of the target, U draft ids, V vocabulary.
 """
@@ -30,9 +31,9 @@ from specjax.proposers import parallel
 @struct.dataclass
 class State:
   """Of a batch."""
-  text: Any                         # `depth_heads.LastHidden`, or with prefix attention all of `own_features.OwnFeatures`
-  cache: cache_lib.KVCache | None   # of prefix attention; entries of the target's hidden states only
-  shared: jax.Array | None          # f[U, E]; rows of the target's head, for heads without a matrix of theirs
+  text: Any                        # `depth_heads.LastHidden`; with prefix attention `own_features.OwnFeatures`
+  cache: cache_lib.KVCache | None  # of prefix attention; entries of the target's hidden states only
+  shared: jax.Array | None         # f[U, E]; rows of the target's head, for heads without a matrix of theirs
   length: Any
 
 

@@ -1,9 +1,9 @@
-"""Training of Hydra's heads on a frozen target (arXiv 2402.05109), teacher-forced: a head sees the tokens of the text where
-it will see drafted ones.
+"""Training of Hydra's heads on a frozen target (arXiv 2402.05109), teacher-forced: a head sees the tokens of the text
+where it will see drafted ones.
 
 Head i meets the hidden state at token t and the embeddings of the tokens t + 1 to t + 1 + i with the target's law behind
-token t + 1 + i (see `by_depth`). That law as a soft label is Hydra++'s *teacher loss*, "soft_ce"; Hydra's own label is the
-next token of the data, "ce" here where a greedy answer is the data. Its code weighs all heads alike. It also drops
+token t + 1 + i (see `by_depth`). That law as a soft label is Hydra++'s *teacher loss*, "soft_ce"; Hydra's own label is
+the next token of the data, "ce" here where a greedy answer is the data. Its code weighs all heads alike. It also drops
 activations out and, in an ablation, adds noise to inputs; neither is done here.
 
 Every head begins as the target's own head on the hidden state: first blocks pass it on and look at no token yet, blocks

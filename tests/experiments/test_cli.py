@@ -68,6 +68,7 @@ FLAGS = {
     "datastore": ("{dir}/store.npz", lambda got: "suffix_array=(9,)" in str(got["methods"].get("retrieval"))),
     "eagle3_head": ("{dir}/eagle3", lambda got: "Eagle3(head=Eagle3Head(" in str(got["methods"].get("eagle3"))),
     "medusa_head": ("{dir}/medusa", lambda got: "Medusa(head=MedusaHead(" in str(got["methods"].get("medusa"))),
+    "hydra_head": ("{dir}/hydra", lambda got: "Hydra(head=HydraHead(" in str(got["methods"].get("hydra"))),
     "dflash_head": ("{dir}/dflash", lambda got: "DFlash(head=DFlashHead(" in str(got["methods"].get("dflash"))),
     "draft": (programs.TINY, lambda got: "Decoder(" in str(got["methods"].get("draft_model"))),
     "draft_sampled": ("true", lambda got: "sampled=True" in str(got["methods"].get("early_exit"))),
@@ -125,7 +126,7 @@ WITH |= {"datastore": ["--methods=retrieval"], "skip_layers": ["--methods=layer_
 WITH |= {name: ["--methods=early_exit"] for name in ("draft_sampled", "draft_length", "exit_layer")}
 WITH |= {name: ["--methods=early_exit", "--draft_sampled=true"]
          for name in ("draft_temperature", "draft_top_k", "draft_top_p")}
-WITH |= {f"{name}_head": [f"--methods={name}"] for name in ("eagle3", "medusa", "dflash")}
+WITH |= {f"{name}_head": [f"--methods={name}"] for name in ("eagle3", "medusa", "hydra", "dflash")}
 WITH["confidence_threshold"] = ["--methods=early_exit", "--draft_length=confidence"]
 WITH |= {name: ["--methods=dynamic_tree", f"--draft={programs.TINY}"] for name in ("tree_nodes", "tree_depth", "tree_beam")}
 WITH |= {name: ["--methods=draft_tree", f"--draft={programs.TINY}"] for name in ("tree_shape", "tree_children")}
@@ -306,7 +307,8 @@ def folder(tmp_path_factory):
   target, _ = specjax.load(programs.ROOT / programs.TINY)
   ids = tuple(range(20))
   for name, head in (("eagle3", tiny.eagle3(target, ids)), ("medusa", tiny.medusa(target, ids)),
-                     ("dflash", tiny.dflash(target, ids)), ("foreign_head", tiny.eagle3(tiny.decoder(), ids))):
+                     ("hydra", tiny.hydra(target, ids)), ("dflash", tiny.dflash(target, ids)),
+                     ("foreign_head", tiny.eagle3(tiny.decoder(), ids))):
     heads.save_head(head, path / name)
   for name in ("truncated", "foreign", "missing", "extra"):
     shutil.copytree(programs.ROOT / programs.TINY, path / name)

@@ -56,9 +56,9 @@ def test_every_method_is_built_and_every_flag_is_read_by_one(monkeypatch, tmp_pa
   retrieval.save(tmp_path / "store.npz", text, retrieval.suffix_array(text), tokenizer)
   ids = tuple(range(20))
   for name, head in (("eagle3", tiny.eagle3(target, ids)), ("medusa", tiny.medusa(target, ids)),
-                     ("dflash", tiny.dflash(target, ids))):
+                     ("hydra", tiny.hydra(target, ids)), ("dflash", tiny.dflash(target, ids))):
     heads.save_head(head, tmp_path / name)
-  given = {f"{name}_head": str(tmp_path / name) for name in ("eagle3", "medusa", "dflash")}
+  given = {f"{name}_head": str(tmp_path / name) for name in ("eagle3", "medusa", "hydra", "dflash")}
   with flagsaver.flagsaver(draft="x", datastore=str(tmp_path / "store.npz"), **given):
     built = methods.build_all(methods.check(["all"]), methods.Given(target, tokenizer, "tiny"))
   assert tuple(built) == methods.NAMES
@@ -71,7 +71,7 @@ def test_a_head_drafts_a_chain_or_a_tree(tmp_path):
   target, _, tokenizer = tiny.pair()
   given = methods.Given(target, tokenizer, "tiny")
   for name, head in (("eagle3", tiny.eagle3(target, (0, 1, 2, 3, 4))), ("medusa", tiny.medusa(target, (0, 1, 2, 3, 4))),
-                     ("dflash", tiny.dflash(target, (0, 1, 2, 3, 4)))):
+                     ("hydra", tiny.hydra(target, (0, 1, 2, 3, 4))), ("dflash", tiny.dflash(target, (0, 1, 2, 3, 4)))):
     heads.save_head(head, tmp_path / name)
     with flagsaver.flagsaver(**{f"{name}_head": str(tmp_path / name)}):
       assert methods.build(name, given).chains

@@ -2,8 +2,9 @@
 
 EAGLE-3: SafeAILab's traineagle3 and SpecForge. Tokens, laws and loss mask move one place to the left in each pass, the
 position goes up by one, and an entry sees the first pass causally and later passes at its own place. Medusa: head i is
-asked for token t + 2 + i. Hydra: the same, and it sees the tokens up to t + 1 + i. DFlash: blocks behind random anchors, in both directions. Each published mistake that halved
-acceptance in silence is a change to the transcription that must not agree.
+asked for token t + 2 + i. Hydra: the same, and it sees the tokens up to t + 1 + i. DFlash: blocks behind random anchors,
+in both directions. Each published mistake that halved acceptance in silence is a change to the transcription that must
+not agree.
 
 Letters: B sequences, S entries, E width, F feature width, U draft ids, V vocabulary, C head width.
 """
@@ -213,7 +214,7 @@ def medusa_rule(wrong=None):
 
 
 def hydra_rule(wrong=None):
-  """Loss of the heads: as Medusa's but for what they see, the layer over hidden states and the tokens up to their own."""
+  """Loss of the heads: Medusa's, of heads that see a layer over hidden states and the tokens up to their own."""
   total, to_draft, w = 0.0, np.isin(np.arange(V), IDS), HYDRA.prefix
   for i in range(HEADS):
     losses, masks = [], []
@@ -225,9 +226,9 @@ def hydra_rule(wrong=None):
       hidden = BATCH.hidden[row].astype(np.float64)
       into = rms(hidden, w.attention_norm)
       cache = [key_and_value_of(w.layer, into[t], t) for t in range(SIZE)]
-      reach = SIZE if wrong == "prefix sees what follows" else 1
-      read = rms(np.array([with_mlp(w.layer, hidden[t] + attended(w.layer, query_of(w.layer, into[t], t), cache[:t + reach]))
-                           for t in range(SIZE)]), w.norm)
+      seen = [cache[:SIZE if wrong == "prefix sees what follows" else t + 1] for t in range(SIZE)]
+      added = [attended(w.layer, query_of(w.layer, into[t], t), seen[t]) for t in range(SIZE)]
+      read = rms(np.array([with_mlp(w.layer, hidden[t] + added[t]) for t in range(SIZE)]), w.norm)
       seen, ids = [read], tokens
       for _ in range(i + 1):
         ids = ids if wrong == "token at its own place" else left(ids)

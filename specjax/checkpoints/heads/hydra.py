@@ -1,10 +1,10 @@
 """Hydra's heads in files, as zankner/Hydra writes them: `hydra_lm_head.pt` beside a config.json that says little.
 
 Architecture "mlp": head i is `hydra_mlp.{i}.{b}`, first block and blocks behind it, which are one module and stored once
-a block, and `hydra_lm_head.{i}`, its matrix over the vocabulary with a bias. Architecture "prefix-mlp", Hydra++: dropout
-stands before every module, so the blocks are `hydra_mlp.{i}.{2 b + 1}` and the matrix `hydra_lm_head.{i}.1`; beside
-them is a Llama model of one layer, `prefix_embeding_layer` (sic), whose embedding is never used and not kept. Here
-files of heads are written as safetensors.
+a block, and `hydra_lm_head.{i}`, its matrix over the vocabulary with a bias. Architecture "prefix-mlp", Hydra++: a
+dropout stands before every module, so the blocks are `hydra_mlp.{i}.{2 b + 1}` and the matrix `hydra_lm_head.{i}.1`;
+beside them is a Llama model of one layer, `prefix_embeding_layer` (sic), whose embedding is never used and not kept.
+Files are written as safetensors here.
 
 The published configuration holds nothing of that layer's heads and constants: they are the target's, so `load_head`
 needs `target=`. Its rotary base alone is 10000 whatever the target's, as Hydra's copy of Llama does not read it. Not
@@ -80,12 +80,14 @@ def write(head: hydra.HydraHead, dialect: str) -> tuple[dict[str, Any], dict[str
     if behind:
       tensors |= residual.write_tied(behind, head.linear[i], head.bias[i])
     if head.vocabulary is not None:
-      tensors |= {f"{names.vocabulary(i)}weight": head.vocabulary[i], f"{names.vocabulary(i)}bias": head.vocabulary_bias[i]}
+      matrix = names.vocabulary(i)
+      tensors |= {f"{matrix}weight": head.vocabulary[i], f"{matrix}bias": head.vocabulary_bias[i]}
   layer = {}
   if config.prefix is not None:
     layer = settings_lib.describe_layers(config.prefix) | {"max_position_embeddings": config.max_context}
     tensors |= tensors_lib.write_layer(head.prefix.layer, f"{_PREFIX}layers.0.", config.prefix) | {
-        f"{_PREFIX}layers.0.input_layernorm.weight": head.prefix.attention_norm, f"{_PREFIX}norm.weight": head.prefix.norm}
+        f"{_PREFIX}layers.0.input_layernorm.weight": head.prefix.attention_norm,
+        f"{_PREFIX}norm.weight": head.prefix.norm}
   return layer | {
       "hydra_num_heads": config.heads, "hydra_num_layers": config.blocks, "grounded_heads": True,
       "hydra_head_arch": _PLAIN if config.prefix is None else _PREFIXED, "hidden_state_offset": 0,
