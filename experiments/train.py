@@ -27,7 +27,10 @@ _ANSWERS = flags.DEFINE_bool("answers_only", True, "Learn from the target's own 
 _PASSES = flags.DEFINE_integer("passes", None, "eagle3: passes of the training-time test, 4 by default. eagle: 1 by "
                                "default, as EAGLE trains; 3 for HASS.", lower_bound=1)
 _NOISE = flags.DEFINE_float("noise", 0.1, "eagle: features are read with uniform noise of up to it.", lower_bound=0)
-_HEADS = flags.DEFINE_integer("heads", 4, "medusa: number of heads.", lower_bound=1)
+_HEADS = flags.DEFINE_integer("heads", 4, "medusa and hydra: number of heads.", lower_bound=1)
+_BLOCKS = flags.DEFINE_integer("blocks", 4, "hydra: residual blocks of each head.", lower_bound=1)
+_PREFIX = flags.DEFINE_bool("prefix_attention", True, "hydra: a layer of attention over the target's hidden states "
+                            "(Hydra++).")
 _BLOCK = flags.DEFINE_integer("block", 8, "dflash, dspark: places of a block, the pending token's included, which drafts in "
                               "dspark.", lower_bound=2)
 _LAYERS = flags.DEFINE_integer("head_layers", 3, "dflash, dspark: layers of the drafter.", lower_bound=1)
@@ -45,9 +48,9 @@ def main():
       head=_HEAD.value, target=settings.TARGET.value, corpora=tuple(_CORPUS.value), outdir=_OUTDIR.value, epochs=_EPOCHS.value,
       steps=_STEPS.value, limit=_LIMIT.value, learning_rate=_RATE.value, batch_tokens=_BATCH.value,
       max_tokens=_MAX_TOKENS.value, draft_vocab=_VOCAB.value, loss=_LOSS.value, answers_only=_ANSWERS.value,
-      passes=_PASSES.value or training.PASSES.get(_HEAD.value, 4), heads=_HEADS.value, block=_BLOCK.value,
-      head_layers=_LAYERS.value, markov_rank=_RANK.value, start=_START.value,
-      noise=_NOISE.value if _HEAD.value == "eagle" else None,
+      passes=_PASSES.value or training.PASSES.get(_HEAD.value, 4), heads=_HEADS.value, blocks=_BLOCKS.value,
+      prefix_attention=_PREFIX.value, block=_BLOCK.value, head_layers=_LAYERS.value, markov_rank=_RANK.value,
+      start=_START.value, noise=_NOISE.value,
       evaluate_every=_EVALUATE.value, seed=settings.SEED.value)
   training.check_read(job, flags.FLAGS)
   found = training.run(job)

@@ -26,6 +26,7 @@ NGRAM = proposers.NGram(min_ngram=1, num_tokens=3)
 SOME = (0, 1, 2, 4)  # the ids that heads draft: never all of them
 EAGLE3, MEDUSA, DFLASH = tiny.eagle3(DECODER, SOME), tiny.medusa(DECODER, SOME), tiny.dflash(DECODER, SOME)
 DSPARK, EAGLE = tiny.dspark(DECODER, SOME), tiny.eagle(DECODER, SOME)
+HYDRA, HYDRA_PLAIN = tiny.hydra(DECODER, SOME), tiny.hydra(DECODER, SOME, prefix=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +75,10 @@ ENTRIES = [
     Entry("Medusa", proposers.Medusa(head=MEDUSA, num_tokens=3), DECODER),
     Entry("Medusa, drawn", proposers.Medusa(head=MEDUSA, num_tokens=3, drawing=DRAWN), DECODER),
     Entry("Medusa tree", proposers.Medusa(head=MEDUSA, shape=static_trees.best_first((0.5, 0.2, 0.1), 8, 3)), DECODER),
+    Entry("Hydra", proposers.Hydra(head=HYDRA_PLAIN, num_tokens=3), DECODER),
+    Entry("Hydra, drawn", proposers.Hydra(head=HYDRA_PLAIN, num_tokens=3, drawing=DRAWN), DECODER),
+    Entry("Hydra++, drawn", proposers.Hydra(head=HYDRA, num_tokens=3, drawing=DRAWN), DECODER),
+    Entry("Hydra++ tree", proposers.Hydra(head=HYDRA, shape=static_trees.best_first((0.5, 0.2, 0.1), 8, 3)), DECODER),
     Entry("DFlash", proposers.DFlash(head=DFLASH, num_tokens=3), DECODER),
     Entry("DFlash, drawn", proposers.DFlash(head=DFLASH, num_tokens=3, drawing=DRAWN), DECODER),
     Entry("DFlash tree", proposers.DFlash(head=DFLASH, num_tokens=3, nodes=8, beam=2), DECODER),

@@ -40,7 +40,7 @@ SMALL = flags.DEFINE_string("hierarchical_small", "ngram", "The method that draf
 MIXTURE = flags.DEFINE_list("mixture", ["ngram", "recycling"], "Methods whose branches mixture puts into one tree; the "
                             "first ones keep theirs where --tree_nodes is short.")
 NODES = flags.DEFINE_integer("tree_nodes", None, "Nodes of a drafted tree, root included; each method has its own "
-                             "default. Given, eagle, eagle3, medusa and dflash draft trees.", lower_bound=2)
+                             "default. Given, eagle, eagle3, medusa, hydra, dflash and dspark draft trees.", lower_bound=2)
 SHAPE = flags.DEFINE_list("tree_shape", ["2", "2", "1"], "draft_tree: children of every node, level by level; or "
                           "sequoia: the best shape of --tree_nodes nodes for --tree_acceptance; or eagle: EAGLE-1's, "
                           "of 26 nodes. Given, eagle and eagle3 draft trees of it.")
@@ -77,14 +77,16 @@ EAGLE3 = flags.DEFINE_string("eagle3_head", None, "EAGLE-3 head: a folder, in th
                              "speculators; by default the one that comes with specjax for the target.")
 MEDUSA = flags.DEFINE_string("medusa_head", None, "Medusa's heads: a folder or file, as published; by default those that "
                              "come with specjax for the target.")
+HYDRA = flags.DEFINE_string("hydra_head", None, "Hydra's heads: a folder or file, as published; by default those that come "
+                            "with specjax for the target.")
 DFLASH = flags.DEFINE_string("dflash_head", None, "DFlash drafter: a folder, as published; by default the one that comes "
                              "with specjax for the target.")
 DSPARK = flags.DEFINE_string("dspark_head", None, "DSpark drafter: a folder, as DeepSpec writes it; by default the one that "
                              "comes with specjax for the target.")
 CONFIDENCE = flags.DEFINE_float("dspark_confidence", 0.0, "dspark: a chain ends before a token whose chance of acceptance "
                                 "its confidence head gives less; 0: never.", lower_bound=0, upper_bound=1)
-ALL = (EAGLE, EAGLE3, MEDUSA, DFLASH, DSPARK, CONFIDENCE, DRAFT_TOKENS, MAX_NGRAM, MIN_NGRAM, MATCH, SOURCE, OVERLAP,
-       LOOKUP_TREE, MIN_SCORE, STORE, DATASTORE, FALLBACK, DRAFT, EXIT_LAYER, SKIPPED, WINDOW, LOOKAHEAD_NGRAM, GUESSES,
+ALL = (EAGLE, EAGLE3, MEDUSA, HYDRA, DFLASH, DSPARK, CONFIDENCE, DRAFT_TOKENS, MAX_NGRAM, MIN_NGRAM, MATCH, SOURCE,
+       OVERLAP, LOOKUP_TREE, MIN_SCORE, STORE, DATASTORE, FALLBACK, DRAFT, EXIT_LAYER, SKIPPED, WINDOW, LOOKAHEAD_NGRAM, GUESSES,
        SMALL, MIXTURE, NODES, SHAPE, ACCEPTANCE, CHILDREN, DEPTH, BEAM, SAMPLED, TEMPERATURE, TOP_K, TOP_P, LENGTH,
        THRESHOLD, COSTS, COST)
 _loaded, _heads = {}, {}

@@ -104,6 +104,8 @@ def _hierarchical(given):
 # By head and rank, for heads without a table of their own: the first column is that of Medusa's 7B heads, the others fall
 # as theirs do.
 _MEDUSA_ACCURACY = [[top * share for share in (1, 0.25, 0.12, 0.08)] for top in (0.56, 0.32, 0.2, 0.15, 0.12)]
+# By rank, the same at every depth as for a draft model: each of these heads sees the path above it.
+_HYDRA_ACCURACY = (0.6, 0.15, 0.07, 0.04)
 
 
 def _eagle(kind, flag):
@@ -129,6 +131,15 @@ def _medusa(given):
     shape = static_trees.best_first(head.config.accuracy or _MEDUSA_ACCURACY, nodes, head.config.heads)
     return proposers.Medusa(head=head, shape=shape)
   return proposers.Medusa(head=head, num_tokens=tokens, drawing=options.drawing(), length=options.length_rule())
+
+
+def _hydra(given):
+  head = options.head(given, "hydra", options.HYDRA)
+  nodes, tokens = options.tree_or_chain(min(3, head.config.heads))
+  if nodes:
+    shape = static_trees.best_first(head.config.accuracy or _HYDRA_ACCURACY, nodes, head.config.heads)
+    return proposers.Hydra(head=head, shape=shape)
+  return proposers.Hydra(head=head, num_tokens=tokens, drawing=options.drawing(), length=options.length_rule())
 
 
 def _dflash(given):
@@ -212,6 +223,7 @@ _METHODS = {
     "eagle": Method(_eagle("eagle", options.EAGLE), _EAGLE + (options.EAGLE,), samples=_drawn_or_tree),
     "eagle3": Method(_eagle("eagle3", options.EAGLE3), _EAGLE + (options.EAGLE3,), samples=_drawn_or_tree),
     "medusa": Method(_medusa, _CHAIN + _TREE + (options.MEDUSA,), samples=_drawn),
+    "hydra": Method(_hydra, _CHAIN + _TREE + (options.HYDRA,), samples=_drawn),
     "dflash": Method(_dflash, _CHAIN + _TREE + (options.DFLASH, options.DEPTH, options.BEAM), samples=_drawn),
     "dspark": Method(_dspark, _CHAIN + _TREE + (options.DSPARK, options.CONFIDENCE, options.DEPTH, options.BEAM),
                      samples=_drawn),

@@ -15,6 +15,7 @@ from specjax.models.dflash import DFlashHead
 from specjax.models.dspark import DSparkHead
 from specjax.models.eagle import EagleHead
 from specjax.models.eagle3 import Eagle3Head
+from specjax.models.hydra import HydraHead
 from specjax.models.medusa import MedusaHead
 from specjax.training import batches
 from specjax.training import corpus
@@ -23,6 +24,7 @@ from specjax.training import dspark
 from specjax.training import eagle
 from specjax.training import eagle3
 from specjax.training import features
+from specjax.training import hydra
 from specjax.training import loop
 from specjax.training import losses
 from specjax.training import medusa
@@ -30,11 +32,13 @@ from specjax.training import trainers
 from specjax.training import vocabulary
 
 LOSSES = tuple(losses.BY_NAME)
-# Which flags belong to some kinds alone, and the layout that a kind's heads are written in.
-HEADS = {"eagle3": ("passes",), "eagle": ("passes", "noise"), "medusa": ("heads",), "dflash": ("block", "head_layers"),
+# Which flags do not belong to all kinds, and the layout that a kind's heads are written in.
+HEADS = {"eagle3": ("passes",), "eagle": ("passes", "noise"), "medusa": ("heads",),
+         "hydra": ("heads", "blocks", "prefix_attention"), "dflash": ("block", "head_layers"),
          "dspark": ("block", "head_layers", "markov_rank")}
 PASSES = {"eagle3": 4, "eagle": 1}
-_LAYOUTS = {"eagle3": "safeailab", "eagle": "safeailab", "medusa": "medusa", "dflash": "z-lab", "dspark": "deepspec"}
+_LAYOUTS = {"eagle3": "safeailab", "eagle": "safeailab", "medusa": "medusa", "hydra": "hydra", "dflash": "z-lab",
+            "dspark": "deepspec"}
 _PROMPTS, _NEW_TOKENS = 12, 64  # held-out prompts that are drafted for, and output tokens of each
 
 
@@ -56,11 +60,13 @@ class Job:
   answers_only: bool
   passes: int
   heads: int
+  blocks: int
+  prefix_attention: bool
   block: int
   head_layers: int
   markov_rank: int
   start: str | None
-  noise: float | None
+  noise: float
   evaluate_every: int
   seed: int
 
@@ -69,8 +75,8 @@ def check_read(job: Job, given) -> None:
   """Raises ValueError for a flag of another kind of head, and for a run folder of another job."""
   for name in dict.fromkeys(name for names in HEADS.values() for name in names):
     if name not in HEADS[job.head] and not given[name].using_default_value:
-      kinds = " and ".join(kind for kind, names in HEADS.items() if name in names)
-      raise ValueError(f"--{name}={given[name].value} is an option of --head={kinds}, and this is --head={job.head}")
+      readers = " and ".join(f"--head={kind}" for kind, names in HEADS.items() if name in names)
+      raise ValueError(f"--{name}={given[name].value} is an option of {readers}, and this is --head={job.head}")
   if job.start and not given["draft_vocab"].using_default_value:
     raise ValueError(f"--draft_vocab={job.draft_vocab}: the head of --start_from={job.start} has its ids; leave it out")
   path = pathlib.Path(job.outdir) / "config.json"
@@ -131,7 +137,7 @@ def run(job: Job) -> dict:
     params = loop.run(folder, trainer.params, trainer.loss, trainer.batch, schedule, arguments=trainer.arguments,
                       evaluate_every=job.evaluate_every, evaluate=evaluate, report=report)
   head = trainer.head(params)
-  if job.head == "medusa" and data.held:
+  if job.head in ("medusa", "hydra") and data.held:
     ids = np.arange(target.config.num_tokens) if head.ids is None else np.asarray(head.ids)
     head = trainers.with_accuracy(head, data, target, ids)
   heads.save_head(head, folder / "head", dialect=_LAYOUTS[job.head], dtype="bfloat16")
@@ -158,6 +164,9 @@ def _trainer(job, target, data, start):
     return trainers.train_eagle(target, data, ids, recipe, job.seed, start), covered
   if job.head == "medusa":
     return trainers.train_medusa(target, data, ids, medusa.Recipe(**common), job.seed, heads=job.heads, start=start), covered
+  if job.head == "hydra":
+    return trainers.train_hydra(target, data, ids, hydra.Recipe(**common), job.seed, heads=job.heads, blocks=job.blocks,
+                                prefix=job.prefix_attention, start=start), covered
   mask = vocabulary.unused(job.corpora, total) if start is None else start.config.mask_id
   if job.head == "dspark":
     return trainers.train_dspark(target, data, ids, dspark.Recipe(**common), job.seed, layers=job.head_layers,
@@ -171,11 +180,13 @@ def _start(job, target):
   if not job.start:
     return None
   head = heads.load_head(job.start, target=target)
-  kind = {Eagle3Head: "eagle3", EagleHead: "eagle", MedusaHead: "medusa", DFlashHead: "dflash",
+  kind = {Eagle3Head: "eagle3", EagleHead: "eagle", MedusaHead: "medusa", HydraHead: "hydra", DFlashHead: "dflash",
           DSparkHead: "dspark"}[type(head)]
   if kind != job.head:
     raise ValueError(f"--start_from={job.start} is a head of the kind {kind}, and this is --head={job.head}")
   own = {"medusa": lambda: {"heads": head.config.heads}, "eagle3": lambda: {}, "eagle": lambda: {},
+         "hydra": lambda: {"heads": head.config.heads, "blocks": head.config.blocks,
+                           "prefix_attention": head.prefix is not None},
          "dflash": lambda: {"block": head.config.block, "head_layers": head.config.layers},
          "dspark": lambda: {"block": head.config.block, "head_layers": head.config.layers, "markov_rank": head.rank}}[kind]()
   for name, size in own.items():
@@ -211,5 +222,7 @@ def _prompts(data, most):
 
 
 def _facts(job):
-  kept = {key: value for key, value in dataclasses.asdict(job).items() if key not in ("outdir", "evaluate_every")}
+  # Options of other kinds say nothing of the run, which goes on where it was when such a kind is new.
+  others = {name for names in HEADS.values() for name in names} - set(HEADS[job.head])
+  kept = {key: value for key, value in dataclasses.asdict(job).items() if key not in ("outdir", "evaluate_every", *others)}
   return kept | {"corpora": [pathlib.Path(name).name for name in job.corpora]}

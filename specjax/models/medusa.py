@@ -40,10 +40,7 @@ class MedusaHead:
 
   def check(self, target) -> None:
     """Raises ValueError for a target that these heads were not made for."""
-    # A published head may count rows of the vocabulary that only fill it up.
-    if target.config.width != self.config.width or target.config.num_tokens > self.config.vocab_size:
-      raise ValueError(f"the heads are for a target of {self.config.vocab_size} token ids and width {self.config.width}, "
-                       f"and this one has {target.config.num_tokens} and {target.config.width}")
+    check_sizes(self.config, target)
 
   def states(self, hidden: jax.Array, count: int | None = None) -> jax.Array:
     """What each of the first `count` heads, or all, makes of `hidden` f[B, E], behind the target's final norm:
@@ -52,7 +49,7 @@ class MedusaHead:
     for linear, bias in zip(self.linear[:count], self.bias[:count], strict=True):
       x = hidden.T
       for _ in range(self.config.blocks):
-        x = x + jax.nn.silu(layers.linear(linear, x, bias))
+        x = block(linear, bias, x)
       made.append(x.T)
     return jnp.stack(made, axis=1)
 
@@ -65,3 +62,16 @@ class MedusaHead:
     else:
       out = jnp.stack([layers.linear(matrix, states[:, i].T).T for i, matrix in enumerate(self.vocabulary[:count])], 1)
     return jax.lax.optimization_barrier(out.astype(jnp.float32))
+
+
+def check_sizes(config, target) -> None:
+  """Raises ValueError for a target of another width, or with ids that heads of `config` know nothing of."""
+  # A published head may count rows of the vocabulary that only fill it up.
+  if target.config.width != config.width or target.config.num_tokens > config.vocab_size:
+    raise ValueError(f"the heads are for a target of {config.vocab_size} token ids and width {config.width}, and this "
+                     f"one has {target.config.num_tokens} and {target.config.width}")
+
+
+def block(linear: jax.Array, bias: jax.Array, columns: jax.Array) -> jax.Array:
+  """A residual block, x + SiLU(W x + b), of f[E, N]; `linear` f[E, E], `bias` f[E]."""
+  return columns + jax.nn.silu(layers.linear(linear, columns, bias))

@@ -17,6 +17,7 @@ from specjax.proposers.eagle import EagleTree
 from specjax.proposers.early_exit import EarlyExit
 from specjax.proposers.fallback import Fallback
 from specjax.proposers.hierarchical import Hierarchical
+from specjax.proposers.hydra import Hydra
 from specjax.proposers.jacobi import Jacobi
 from specjax.proposers.layer_skip import LayerSkip
 from specjax.proposers.lookahead import Lookahead
@@ -31,6 +32,6 @@ from specjax.proposers.shared_tokens import SharedTokens
 from specjax.proposers.suffix import Suffix
 
 __all__ = ["AutoLookup", "Committed", "Context", "DFlash", "DSpark", "DraftModel", "DraftTree", "Drawing", "DynamicTree",
-           "Eagle", "Eagle3", "Eagle3Tree", "EagleFixedTree", "EagleTree", "EarlyExit", "Fallback", "Hierarchical", "Jacobi",
-           "LayerSkip", "Lookahead", "Medusa", "Mixture", "NGram", "Plain", "Proposer", "Recycling", "Retokenised",
-           "Retrieval", "SharedTokens", "Suffix"]
+           "Eagle", "Eagle3", "Eagle3Tree", "EagleFixedTree", "EagleTree", "EarlyExit", "Fallback", "Hierarchical", "Hydra",
+           "Jacobi", "LayerSkip", "Lookahead", "Medusa", "Mixture", "NGram", "Plain", "Proposer", "Recycling",
+           "Retokenised", "Retrieval", "SharedTokens", "Suffix"]

@@ -21,6 +21,7 @@ from specjax.training import dflash as training_dflash
 from specjax.training import dspark as training_dspark
 from specjax.training import eagle as training_eagle
 from specjax.training import eagle3 as training_eagle3
+from specjax.training import hydra as training_hydra
 from specjax.training import medusa as training_medusa
 
 
@@ -70,6 +71,11 @@ def eagle(target: Decoder, ids: tuple[int, ...], seed: int = 0):
 def medusa(target: Decoder, ids: tuple[int, ...], heads: int = 3, seed: int = 0):
   """Medusa's heads for a target, of noise."""
   return _noisy(training_medusa.init(target, np.asarray(ids), heads), seed)
+
+
+def hydra(target: Decoder, ids: tuple[int, ...], heads: int = 3, blocks: int = 2, prefix: bool = True, seed: int = 0):
+  """Hydra's heads for a target, of noise."""
+  return _noisy(training_hydra.init(target, np.asarray(ids), heads, blocks=blocks, prefix=prefix), seed)
 
 
 def dflash(target: Decoder, ids: tuple[int, ...], block: int = 4, seed: int = 0):

@@ -14,7 +14,7 @@ import numpy as np
 
 from specjax.models import medusa
 from specjax.training import batches
-from specjax.training import losses
+from specjax.training import by_depth
 from specjax.training import shifts
 
 
@@ -40,32 +40,12 @@ def init(target, ids: np.ndarray, heads: int, *, blocks: int = 1, own_vocabulary
 
 def loss(params: medusa.MedusaHead, rows: jax.Array, ids: jax.Array, batch: batches.Batch, recipe: Recipe):
   """The loss of a batch and its metrics, as of `eagle3.loss`; `rows` f[U, D] are the target's head at `ids`."""
-  law = jax.nn.softmax(jnp.einsum("bsd,ud->bsu", batch.hidden.astype(jnp.float32), rows))
-  drafted = shifts.is_drafted(ids, params.config.vocab_size)
-  total, metrics, track = 0.0, {}, shifts.Track()
-  for i, logits in enumerate(head_logits(params, rows, batch)):
-    p, top = shifts.ahead(law, 1 + i), shifts.ahead(batch.top, 1 + i)
-    log_q = jax.nn.log_softmax(logits)
-    asked = shifts.asked(batch, 2 + i, recipe.answers_only)
-    value = losses.mean(losses.BY_NAME[recipe.loss](log_q, p), asked & drafted[top])
-    total = total + recipe.decay ** i * value
-    metrics |= {f"loss_{i}": value, **track.add(i, asked, ids[jnp.argmax(log_q, -1)] == top)}
-  return total, metrics
+  return by_depth.loss(head_logits(params, rows, batch), rows, ids, batch, recipe, params.config.vocab_size)
 
 
 def rank_hits(params: medusa.MedusaHead, rows: jax.Array, ids: jax.Array, batch: batches.Batch, ranks: int):
-  """How often the choice of each rank is the target's token: hits and places, i32[N, K] and i32[N].
-
-  For `models.medusa.MedusaConfig.accuracy`, from which trees are made (Medusa's calibrated table).
-  """
-  hits, places = [], []
-  for i, logits in enumerate(head_logits(params, rows, batch)):
-    asked = shifts.asked(batch, 2 + i, True)
-    best = ids[jax.lax.top_k(logits, ranks)[1]]
-    same = (best == shifts.ahead(batch.top, 1 + i)[..., None]) & asked[..., None]
-    hits.append(same.sum((0, 1)))
-    places.append(asked.sum())
-  return jnp.stack(hits), jnp.stack(places)
+  """See `by_depth.rank_hits`."""
+  return by_depth.rank_hits(head_logits(params, rows, batch), ids, batch, ranks)
 
 
 def head_logits(params: medusa.MedusaHead, rows: jax.Array, batch: batches.Batch) -> list[jax.Array]:

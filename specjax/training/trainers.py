@@ -11,11 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import proposers
+from specjax.models.hydra import HydraHead
 from specjax.training import batches
 from specjax.training import dflash
 from specjax.training import dspark
 from specjax.training import eagle
 from specjax.training import eagle3
+from specjax.training import hydra
 from specjax.training import medusa
 from specjax.training import shifts
 
@@ -87,6 +89,17 @@ def train_medusa(target, data: batches.Data, ids: np.ndarray, recipe: medusa.Rec
                  proposer=lambda head: proposers.Medusa(head=head, num_tokens=heads))
 
 
+def train_hydra(target, data: batches.Data, ids: np.ndarray, recipe: hydra.Recipe, seed: int, *, heads: int,
+                blocks: int = 4, prefix: bool = True, own_vocabulary: bool = False, start: Any = None) -> Trainer:
+  """Hydra's heads, with a layer of prefix attention those of Hydra++; from `start` if given."""
+  head = start or hydra.init(target, ids, heads, blocks=blocks, prefix=prefix, own_vocabulary=own_vocabulary)
+  return Trainer(params=_trainable(head), **_losses(hydra.loss, recipe),
+                 arguments=(eagle3.frozen(target, ids), jnp.asarray(ids)),
+                 batch=lambda step: data.batch(step, seed), evaluation=data.evaluation,
+                 head=functools.partial(_made_of, head),
+                 proposer=lambda head: proposers.Hydra(head=head, num_tokens=heads))
+
+
 def train_dflash(target, data: batches.Data, ids: np.ndarray, recipe: dflash.Recipe, seed: int, *, layers: int,
                  block: int, mask_id: int, anchors: int = 32, causal: bool = False, start: Any = None) -> Trainer:
   """A DFlash drafter; from `start` if given."""
@@ -118,10 +131,12 @@ def _blocks(head, loss, target, data, ids, recipe, seed, anchors, proposer):
 
 
 def with_accuracy(head, data: batches.Data, target, ids: np.ndarray, ranks: int = 8):
-  """Medusa's heads with their table of accuracy by rank, from held-out text."""
-  count = jax.jit(functools.partial(medusa.rank_hits, ranks=min(ranks, len(ids))))
-  rows = shifts.head_rows(target, ids)
-  found = [jax.device_get(count(head, rows, jnp.asarray(ids), batch)) for batch in data.evaluation()]
+  """Medusa's or Hydra's heads with their table of accuracy by rank, from held-out text."""
+  kind, given = medusa, shifts.head_rows(target, ids)
+  if isinstance(head, HydraHead):
+    kind, given = hydra, eagle3.frozen(target, ids)
+  count = jax.jit(functools.partial(kind.rank_hits, ranks=min(ranks, len(ids))))
+  found = [jax.device_get(count(head, given, jnp.asarray(ids), batch)) for batch in data.evaluation()]
   hits, places = (np.sum([row[i] for row in found], axis=0) for i in range(2))
   table = np.round(hits / np.maximum(places, 1)[:, None], 4)
   return head.replace(config=dataclasses.replace(head.config, accuracy=tuple(tuple(row) for row in table.tolist())))

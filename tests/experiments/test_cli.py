@@ -69,6 +69,7 @@ FLAGS = {
     "eagle_head": ("{dir}/eagle", lambda got: "Eagle(head=EagleHead(" in str(got["methods"].get("eagle"))),
     "eagle3_head": ("{dir}/eagle3", lambda got: "Eagle(head=Eagle3Head(" in str(got["methods"].get("eagle3"))),
     "medusa_head": ("{dir}/medusa", lambda got: "Medusa(head=MedusaHead(" in str(got["methods"].get("medusa"))),
+    "hydra_head": ("{dir}/hydra", lambda got: "Hydra(head=HydraHead(" in str(got["methods"].get("hydra"))),
     "dflash_head": ("{dir}/dflash", lambda got: "DFlash(head=DFlashHead(" in str(got["methods"].get("dflash"))),
     "dspark_head": ("{dir}/dspark", lambda got: "DSpark(head=DSparkHead(" in str(got["methods"].get("dspark"))),
     "dspark_confidence": ("0.5", lambda got: "confidence=0.5" in str(got["methods"].get("dspark"))),
@@ -128,7 +129,7 @@ WITH |= {"datastore": ["--methods=retrieval"], "skip_layers": ["--methods=layer_
 WITH |= {name: ["--methods=early_exit"] for name in ("draft_sampled", "draft_length", "exit_layer")}
 WITH |= {name: ["--methods=early_exit", "--draft_sampled=true"]
          for name in ("draft_temperature", "draft_top_k", "draft_top_p")}
-WITH |= {f"{name}_head": [f"--methods={name}"] for name in ("eagle", "eagle3", "medusa", "dflash", "dspark")}
+WITH |= {f"{name}_head": [f"--methods={name}"] for name in ("eagle", "eagle3", "medusa", "hydra", "dflash", "dspark")}
 WITH["dspark_confidence"] = ["--methods=dspark", "--dspark_head={dir}/dspark"]
 WITH["confidence_threshold"] = ["--methods=early_exit", "--draft_length=confidence"]
 WITH |= {name: ["--methods=dynamic_tree", f"--draft={programs.TINY}"] for name in ("tree_nodes", "tree_depth", "tree_beam")}
@@ -313,8 +314,9 @@ def folder(tmp_path_factory):
   target, _ = specjax.load(programs.ROOT / programs.TINY)
   ids = tuple(range(20))
   for name, head in (("eagle", tiny.eagle(target, ids)), ("eagle3", tiny.eagle3(target, ids)),
-                     ("medusa", tiny.medusa(target, ids)), ("dflash", tiny.dflash(target, ids)),
-                     ("dspark", tiny.dspark(target, ids)), ("foreign_head", tiny.eagle3(tiny.decoder(), ids))):
+                     ("medusa", tiny.medusa(target, ids)), ("hydra", tiny.hydra(target, ids)),
+                     ("dflash", tiny.dflash(target, ids)), ("dspark", tiny.dspark(target, ids)),
+                     ("foreign_head", tiny.eagle3(tiny.decoder(), ids))):
     heads.save_head(head, path / name)
   for name in ("truncated", "foreign", "missing", "extra"):
     shutil.copytree(programs.ROOT / programs.TINY, path / name)

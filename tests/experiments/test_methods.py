@@ -55,11 +55,10 @@ def test_every_method_is_built_and_every_flag_is_read_by_one(monkeypatch, tmp_pa
   text = retrieval.join([[5, 6, 7, 5], [6, 7, 5]])
   retrieval.save(tmp_path / "store.npz", text, retrieval.suffix_array(text), tokenizer)
   ids = tuple(range(20))
-  for name, head in (("eagle", tiny.eagle(target, ids)), ("eagle3", tiny.eagle3(target, ids)),
-                     ("medusa", tiny.medusa(target, ids)), ("dflash", tiny.dflash(target, ids)),
-                     ("dspark", tiny.dspark(target, ids))):
+  made = {name: getattr(tiny, name)(target, ids) for name in ("eagle", "eagle3", "medusa", "hydra", "dflash", "dspark")}
+  for name, head in made.items():
     heads.save_head(head, tmp_path / name)
-  given = {f"{name}_head": str(tmp_path / name) for name in ("eagle", "eagle3", "medusa", "dflash", "dspark")}
+  given = {f"{name}_head": str(tmp_path / name) for name in made}
   with flagsaver.flagsaver(draft="x", datastore=str(tmp_path / "store.npz"), **given):
     built = methods.build_all(methods.check(["all"]), methods.Given(target, tokenizer, "tiny"))
   assert tuple(built) == methods.NAMES
@@ -71,9 +70,8 @@ def test_every_method_is_built_and_every_flag_is_read_by_one(monkeypatch, tmp_pa
 def test_a_head_drafts_a_chain_or_a_tree(tmp_path):
   target, _, tokenizer = tiny.pair()
   given = methods.Given(target, tokenizer, "tiny")
-  for name, make in (("eagle", tiny.eagle), ("eagle3", tiny.eagle3), ("medusa", tiny.medusa), ("dflash", tiny.dflash),
-                     ("dspark", tiny.dspark)):
-    head = make(target, (0, 1, 2, 3, 4))
+  for name in ("eagle", "eagle3", "medusa", "hydra", "dflash", "dspark"):
+    head = getattr(tiny, name)(target, (0, 1, 2, 3, 4))
     heads.save_head(head, tmp_path / name)
     with flagsaver.flagsaver(**{f"{name}_head": str(tmp_path / name)}):
       assert methods.build(name, given).chains

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import dummy_law
 from specjax import decode
 from specjax import drivers
 from specjax import proposers
@@ -24,6 +25,8 @@ from specjax import verifiers
 from specjax.proposers import base
 from specjax.proposers import length
 from specjax.testing import tiny
+from specjax.training import eagle3 as training_eagle3
+from specjax.training import hydra as training_hydra
 from specjax.training import medusa as training_medusa
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -31,6 +34,7 @@ TARGET, WIDE = tiny.decoder(vocab=24, max_context=256), tiny.decoder(vocab=27, m
 IDS = tuple(i for i in range(24) if i % 5)  # some ids are never drafted
 EAGLE3, MEDUSA, DFLASH = tiny.eagle3(TARGET, IDS), tiny.medusa(TARGET, IDS), tiny.dflash(TARGET, IDS)
 DSPARK, EAGLE = tiny.dspark(TARGET, IDS), tiny.eagle(TARGET, IDS)
+HYDRA, HYDRA_PLAIN = tiny.hydra(TARGET, IDS), tiny.hydra(TARGET, IDS, prefix=False)
 DRAWN = proposers.Drawing(sampled=True)
 HEADS = {
     "EAGLE": proposers.Eagle(head=EAGLE, num_tokens=3),
@@ -40,6 +44,9 @@ HEADS = {
     "EAGLE-3 tree": proposers.Eagle3Tree(head=EAGLE3, nodes=7, depth=3, beam=3),
     "Medusa": proposers.Medusa(head=MEDUSA, num_tokens=3),
     "Medusa tree": proposers.Medusa(head=MEDUSA, shape=static_trees.best_first((0.5, 0.2, 0.1), 7, 3)),
+    "Hydra": proposers.Hydra(head=HYDRA_PLAIN, num_tokens=3),
+    "Hydra++": proposers.Hydra(head=HYDRA, num_tokens=3),
+    "Hydra++ tree": proposers.Hydra(head=HYDRA, shape=static_trees.best_first((0.5, 0.2, 0.1), 7, 3)),
     "DFlash": proposers.DFlash(head=DFLASH, num_tokens=3),
     "DFlash tree": proposers.DFlash(head=DFLASH, num_tokens=3, nodes=7, beam=3),
     "DSpark": proposers.DSpark(head=DSPARK, num_tokens=3, confidence=0.4),
@@ -147,7 +154,7 @@ def test_a_prompt_of_one_token_drafts_nothing_at_first(name):
   assert (np.asarray(starting.draft(TARGET, proposer, state)[0].size) > 1).tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize("name", ["EAGLE", "EAGLE-3", "DFlash"])
+@pytest.mark.parametrize("name", ["EAGLE", "EAGLE-3", "DFlash", "Hydra++"])
 def test_a_head_drafts_up_to_its_own_context_only(name):
   """Positions that it was not made for (buun-llama-cpp 32: a drafter beyond its context collapses)."""
   proposer = HEADS[name]
@@ -158,7 +165,8 @@ def test_a_head_drafts_up_to_its_own_context_only(name):
   assert (result.counters.steps_beyond_draft_context > 0).all()
   for row in run(proposer, PROMPTS, 12):
     for text, draft in row.items():
-      deepest = len(text) - 1 + (head.config.block - 1 if name == "DFlash" else 2)  # greatest position that is run
+      # Greatest position that is run; a layer of prefix attention sees no drafted token.
+      deepest = len(text) - 1 + {"DFlash": DFLASH.config.block - 1, "Hydra++": -1}.get(name, 2)
       assert len(draft[0]) == 1 or deepest < 20 + name.startswith("EAGLE")
 
 
@@ -177,7 +185,7 @@ def test_no_draft_reaches_beyond_the_last_place_of_the_targets_context(name):
       deepest[row] = max(deepest[row], int(state.length[row]) - 1 + max(depths))
     state = drivers.advance(TARGET, proposer, state, np.int32(1), verifier=verifiers.Point())
   # The last place is for the token behind the drafts. A fixed shape is drafted whole: what is too deep is not written.
-  over = proposer.max_depth - 1 if name == "Medusa tree" else 0
+  over = proposer.max_depth - 1 if name in ("Medusa tree", "Hydra++ tree") else 0
   assert deepest.tolist() == [TARGET.max_context - 2 + over] * 3
   wanted = drivers.generate(TARGET, proposers.Plain(), prompts, max_new_tokens=new)
   for row, prompt in enumerate(prompts):
@@ -231,6 +239,7 @@ def test_features_of_several_proposers_are_computed_once_and_each_reads_its_own(
     ("EAGLE fixed tree", proposers.EagleFixedTree(head=EAGLE, parents=(0, 0, 1), children="without_replacement")),
     ("EAGLE-3", proposers.Eagle3(head=EAGLE3, num_tokens=3, drawing=DRAWN)),
     ("Medusa", proposers.Medusa(head=MEDUSA, num_tokens=3, drawing=DRAWN)),
+    ("Hydra++", proposers.Hydra(head=HYDRA, num_tokens=3, drawing=DRAWN)),
     ("DFlash", proposers.DFlash(head=DFLASH, num_tokens=3, drawing=DRAWN)),
     ("DSpark", proposers.DSpark(head=DSPARK, num_tokens=3, drawing=DRAWN))])
 def test_drawn_drafts_keep_the_law_that_they_were_drawn_from(name, proposer):
@@ -251,6 +260,26 @@ def test_drawn_drafts_keep_the_law_that_they_were_drawn_from(name, proposer):
   assert ((counts[kept] - expected[kept]) ** 2 / expected[kept]).sum() < 30  # 8 degrees of freedom: beyond .9997
 
 
+def test_texts_that_hydra_drafted_have_the_law_of_the_target():
+  """Their first two tokens: accepted at depth 1 and 2, or drawn again behind what was refused. The head for depth 2 sees
+  the draw above it, so its q is conditional as the target's p is."""
+  rows, prompt = 1500, PROMPTS[0]
+  asked = dict(temperature=1.3, top_k=5)
+  proposer = proposers.Hydra(head=HYDRA, num_tokens=3, drawing=DRAWN)
+  result = drivers.generate(TARGET, proposer, [prompt] * rows, sampling.SamplingParams(seed=list(range(rows)), **asked),
+                            max_new_tokens=4, verifier=verifiers.Block())
+  assert 0 < result.counters.accepted_tokens.sum() < result.counters.drafted_tokens.sum()
+  texts = np.array([[*prompt, token] for token in range(24)], np.int32)
+  place = jnp.broadcast_to(jnp.arange(texts.shape[1], dtype=jnp.int32), texts.shape)
+  mask = jnp.broadcast_to(jnp.tril(jnp.ones((texts.shape[1],) * 2, bool)), (24, *(texts.shape[1],) * 2))
+  logits = np.asarray(TARGET.logits(TARGET.forward(texts, place, mask, TARGET.init_cache(24, 1)).hidden), np.float64) / 1.3
+  logits = np.where(logits >= np.sort(logits)[..., -5, None], logits, -np.inf)
+  p = np.exp(logits - logits.max(-1, keepdims=True))
+  p /= p.sum(-1, keepdims=True)
+  counts = np.bincount(result.tokens[:, 0] * 24 + result.tokens[:, 1], minlength=24 ** 2)
+  assert dummy_law.p_value(counts, (p[0, -2][:, None] * p[:, -1]).ravel()) > 1e-3
+
+
 def small(proposer):
   return drivers.generate(TARGET, proposer, PROMPTS, max_new_tokens=NEW)
 
@@ -265,14 +294,50 @@ def test_medusa_drafts_fewer_tokens_than_it_has_heads(changes):
   assert result.counters.accepted_tokens.sum() > 0
 
 
+def test_hydra_with_matrices_and_biases_of_its_own_and_a_single_token_a_draft():
+  head = training_hydra.init(TARGET, np.asarray(IDS), 2, blocks=1, prefix=False, own_vocabulary=True)
+  result = small(proposers.Hydra(head=head, num_tokens=1))
+  np.testing.assert_array_equal(result.tokens, plain())
+  assert result.counters.accepted_tokens.sum() > 0
+  far = tuple(bias.at[4].set(1e3) for bias in head.vocabulary_bias)  # one id is all that it drafts
+  proposer = proposers.Hydra(head=head.replace(vocabulary_bias=far), num_tokens=1)
+  tree, _ = starting.draft(TARGET, proposer, drivers.start(TARGET, proposer, PROMPTS, max_new_tokens=NEW))
+  assert (np.asarray(tree.tokens)[:, 1] == IDS[4]).all()
+
+
+def test_siblings_of_hydras_tree_have_children_of_their_own_path():
+  """Of one depth Medusa drafts the same tokens everywhere; a head of Hydra sees which path it stands on."""
+  shape = static_trees.fixed((3, 1))
+  proposer = proposers.Hydra(head=HYDRA, shape=shape)
+  state = drivers.start(TARGET, proposer, PROMPTS, max_new_tokens=NEW)
+  tokens = np.asarray(starting.draft(TARGET, proposer, state)[0].tokens)
+  text = state.proposer.text
+  rows = np.asarray(TARGET.weights.head)[np.asarray(IDS)]
+  embedding = np.asarray(TARGET.weights.embedding)
+  seen = set()
+  for row, prompt in enumerate(PROMPTS):
+    hidden = text.values[row, None, :len(prompt) - 1]
+    place = jnp.arange(len(prompt) - 1, dtype=jnp.int32)[None]
+    read = HYDRA.apply_prefix(hidden, place, lambda q, k, v: training_eagle3.attend(q, k, v, []))[0][0, -1]
+    above = jnp.concatenate([read, embedding[prompt[-1]]])
+    first = np.argsort(-np.asarray(HYDRA.logits(0, HYDRA.state(0, above[None]), rows))[0], kind="stable")[:3]
+    np.testing.assert_array_equal(tokens[row, 1:4], np.asarray(IDS)[first])
+    for child, drafted in zip(tokens[row, 1:4], tokens[row, 4:]):
+      inputs = jnp.concatenate([above, embedding[child]])[None]
+      assert IDS[int(jnp.argmax(HYDRA.logits(1, HYDRA.state(1, inputs), rows)))] == drafted
+    seen.add(len(set(tokens[row, 4:].tolist())))
+  assert max(seen) > 1
+
+
 @pytest.mark.parametrize("make", [
     lambda: proposers.Eagle3Tree(head=tiny.eagle3(WIDE, tuple(range(27))), nodes=16, depth=3, beam=4),
     lambda: proposers.EagleFixedTree(head=tiny.eagle(WIDE, tuple(range(27))), parents=(0, 0, 0, 0, 0, 1, 1, 2, 2)),
     lambda: proposers.Medusa(head=tiny.medusa(WIDE, tuple(range(27))), shape=static_trees.fixed((4, 2))),
+    lambda: proposers.Hydra(head=tiny.hydra(WIDE, tuple(range(27))), shape=static_trees.fixed((4, 2))),
     lambda: proposers.DFlash(head=tiny.dflash(WIDE, tuple(range(27))), num_tokens=3, nodes=16, beam=4),
     lambda: proposers.DFlash(head=tiny.dflash(WIDE, tuple(range(27))), num_tokens=3),
     lambda: proposers.DSpark(head=tiny.dspark(WIDE, tuple(range(27))), num_tokens=3, nodes=16, beam=4)],
-    ids=["EAGLE-3 tree", "EAGLE fixed tree", "Medusa tree", "DFlash tree", "DFlash", "DSpark tree"])
+    ids=["EAGLE-3 tree", "EAGLE fixed tree", "Medusa tree", "Hydra++ tree", "DFlash tree", "DFlash", "DSpark tree"])
 def test_rows_that_only_fill_the_vocabulary_up_are_never_drafted(make):
   """Qwen's heads count 151,936 rows where its tokenizer knows 151,669 ids."""
   target = WIDE.replace(config=dataclasses.replace(WIDE.config, num_tokens=9))
@@ -287,6 +352,7 @@ def test_a_head_with_ids_that_the_target_never_emits_is_refused():
   for proposer in (proposers.Eagle(head=tiny.eagle(WIDE, (1, 2, 9))),
                    proposers.Eagle3(head=tiny.eagle3(WIDE, (1, 2, 9))),
                    proposers.Medusa(head=tiny.medusa(WIDE, (1, 9))),
+                   proposers.Hydra(head=tiny.hydra(WIDE, (1, 9))),
                    proposers.DFlash(head=tiny.dflash(WIDE, (1, 9)), num_tokens=3)):
     with pytest.raises(ValueError, match="drafts id 9, and the ids of this target are 0 to 8"):
       jax.eval_shape(lambda: proposer.init(target, 1, 64))  # known while tracing too
@@ -304,7 +370,7 @@ def test_a_head_of_another_target_is_refused(name):
         HEADS[name].init(TARGET.replace(config=dataclasses.replace(TARGET.config, **changes)), 1, 64)
 
 
-@pytest.mark.parametrize("name", ["EAGLE", "EAGLE-3", "Medusa", "DFlash"])
+@pytest.mark.parametrize("name", ["EAGLE", "EAGLE-3", "Medusa", "Hydra++", "DFlash"])
 def test_a_request_that_leaves_no_draft_id_gets_no_draw(name):
   """There is no law to draw from: q would be no number, and verifiers only seem to get on with that."""
   left = sorted(set(range(24)) - set(IDS))
@@ -333,8 +399,8 @@ def test_long_prompts_and_buckets_that_grow():
   assert drafts[0] == drafts[1] and len(drafts[0][0]) == 4
 
 
-@pytest.mark.parametrize("name", ["EAGLE", "EAGLE fixed tree", "EAGLE-3", "EAGLE-3 tree", "Medusa", "DFlash", "DSpark",
-                                  "DSpark tree"])
+@pytest.mark.parametrize("name", ["EAGLE", "EAGLE fixed tree", "EAGLE-3", "EAGLE-3 tree", "Medusa", "Hydra", "Hydra++",
+                                  "Hydra++ tree", "DFlash", "DSpark", "DSpark tree"])
 def test_where_no_row_drafts_no_product_with_the_vocabulary_is_left(name):
   """Behind a lookup that has a draft a head costs nothing: its products stand inside of branches."""
   state = drivers.start(TARGET, HEADS[name], PROMPTS, max_new_tokens=NEW)
@@ -348,6 +414,7 @@ def test_where_no_row_drafts_no_product_with_the_vocabulary_is_left(name):
 
 def test_rules_of_chains_are_refused_for_trees():
   for make in (lambda rule: proposers.Medusa(head=MEDUSA, shape=static_trees.fixed((2, 1)), length=rule),
+               lambda rule: proposers.Hydra(head=HYDRA, shape=static_trees.fixed((2, 1)), length=rule),
                lambda rule: proposers.DFlash(head=DFLASH, num_tokens=3, nodes=6, length=rule)):
     with pytest.raises(ValueError, match="Heuristic.* ends a chain"):
       make(length.Heuristic())
@@ -358,6 +425,10 @@ def test_trees_refuse_draws_and_depths_without_heads():
     proposers.Medusa(head=MEDUSA, num_tokens=4)
   with pytest.raises(ValueError, match="draws a chain"):
     proposers.Medusa(head=MEDUSA, shape=static_trees.best_first((0.5, 0.2), 4, 2), drawing=DRAWN)
+  with pytest.raises(ValueError, match="number of heads"):
+    proposers.Hydra(head=HYDRA, shape=static_trees.fixed((1, 1, 1, 1)))
+  with pytest.raises(ValueError, match="draws a chain"):
+    proposers.Hydra(head=HYDRA, shape=static_trees.fixed((2, 1)), drawing=DRAWN)
   with pytest.raises(ValueError, match="places of the block"):
     proposers.DFlash(head=DFLASH, num_tokens=4)
   with pytest.raises(ValueError, match="draws a chain"):
@@ -374,7 +445,7 @@ def test_trees_refuse_draws_and_depths_without_heads():
   with pytest.raises(ValueError, match="a node has 5 children; at most 2"):
     few = tiny.eagle(TARGET, (3, 4))
     proposers.EagleFixedTree(head=few, parents=(0,) * 6).init(TARGET, 1, 64)
-  for proposer in (HEADS["EAGLE"], HEADS["EAGLE-3"], HEADS["Medusa"], HEADS["DFlash"]):
+  for proposer in (HEADS["EAGLE"], HEADS["EAGLE-3"], HEADS["Medusa"], HEADS["Hydra++"], HEADS["DFlash"]):
     with pytest.raises(ValueError, match="width"):
       wide = TARGET.replace(config=dataclasses.replace(TARGET.config, width=32))
       proposer.init(wide, 1, 64)

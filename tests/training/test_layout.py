@@ -26,6 +26,7 @@ from specjax.training import dflash
 from specjax.training import dspark
 from specjax.training import eagle
 from specjax.training import eagle3
+from specjax.training import hydra
 from specjax.training import medusa
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -97,6 +98,7 @@ def compute(tokens):
 passes = jax.jit(eagle3.passes, static_argnums=3)
 eagle_passes = jax.jit(eagle.passes, static_argnums=3)
 head_logits = jax.jit(medusa.head_logits)
+hydra_logits = jax.jit(hydra.head_logits)
 blocks = jax.jit(dflash.blocks)
 places = jax.jit(dspark.places)
 
@@ -143,6 +145,31 @@ def test_medusa_sees_in_training_what_it_sees_in_drafting(own):
   logits = np.asarray(head_logits(head, np.asarray(TARGET.weights.head)[IDS], batch))
   for row, (text, tokens, q) in enumerate(found):
     np.testing.assert_allclose(laws(logits[:len(tokens), row, len(text) - 2], IDS), q, atol=2e-5)
+
+
+@pytest.mark.parametrize("prefix, own", [(True, False), (False, True)], ids=["prefix attention", "own matrix"])
+def test_hydra_sees_in_training_what_it_sees_in_drafting(prefix, own):
+  head = noisy(hydra.init(TARGET, IDS, 3, blocks=2, prefix=prefix, own_vocabulary=own))
+  proposer = proposers.Hydra(head=head, num_tokens=3, drawing=DRAWN)
+  found = drafted(proposer)
+  if prefix:
+    found += drafted(proposer, [sum(PROMPTS, [])], [0])  # alone, and behind a prefill of two chunks
+  logits = hydra_logits(head, eagle3.frozen(TARGET, IDS), as_batch([text + tokens for text, tokens, _ in found]))
+  for row, (text, tokens, q) in enumerate(found):
+    np.testing.assert_allclose(laws(np.asarray(logits)[:len(tokens), row, len(text) - 2], IDS), q, atol=2e-5)
+
+
+def test_a_head_of_hydra_sees_no_hidden_state_and_no_token_behind_its_own():
+  head = noisy(hydra.init(TARGET, IDS, 3, blocks=2))
+  frozen, batch = eagle3.frozen(TARGET, IDS), as_batch([PROMPTS[1]] * 3)
+  behind = np.arange(SIZE) >= 7
+  batch = batch.replace(
+      hidden=np.asarray(batch.hidden) + np.array([0, 1, 0])[:, None, None] * behind[:, None],
+      tokens=(np.asarray(batch.tokens) + np.array([0, 0, 1])[:, None] * behind).astype(np.int32))
+  for i, (one, hidden, tokens) in enumerate(np.asarray(hydra_logits(head, frozen, batch))):
+    np.testing.assert_array_equal(one[:7], hidden[:7], err_msg=f"head {i}")
+    np.testing.assert_array_equal(one[:6 - i], tokens[:6 - i], err_msg=f"head {i}")
+    assert not np.allclose(one[7:], hidden[7:]) and not np.allclose(one[6 - i], tokens[6 - i])
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["both ways", "causal"])

@@ -2,9 +2,10 @@
 
 EAGLE-3: SafeAILab's traineagle3 and SpecForge. Tokens, laws and loss mask move one place to the left in each pass, the
 position goes up by one, and an entry sees the first pass causally and later passes at its own place. Medusa: head i is
-asked for token t + 2 + i. DFlash: blocks behind random anchors, in both directions. Each published mistake that halved
-acceptance in silence is a change to the transcription that must not agree. EAGLE-1: SafeAILab's train and HASS's, whose
-passes move by one place along the text, where ours stay at the place that a chain begins at.
+asked for token t + 2 + i. Hydra: the same, and it sees the tokens up to t + 1 + i. DFlash: blocks behind random anchors,
+in both directions. EAGLE-1: SafeAILab's train and HASS's, whose passes move by one place along the text, where ours stay at
+the place that a chain begins at. Each published mistake that halved acceptance in silence is a change to the
+transcription that must not agree.
 
 Letters: B sequences, S entries, E width, F feature width, U draft ids, V vocabulary, C head width.
 """
@@ -20,12 +21,14 @@ from specjax.models import dspark as dspark_model
 from specjax.models import draft_layer
 from specjax.models import eagle as eagle_model
 from specjax.models import eagle3 as eagle3_model
+from specjax.models import hydra as hydra_model
 from specjax.models import medusa as medusa_model
 from specjax.training import batches
 from specjax.training import dflash
 from specjax.training import dspark
 from specjax.training import eagle
 from specjax.training import eagle3
+from specjax.training import hydra
 from specjax.training import medusa
 from specjax.training import own_passes
 from specjax.training import shifts
@@ -67,6 +70,15 @@ MEDUSA = medusa_model.MedusaHead(
     linear=tuple(some(WIDTH, WIDTH) for _ in range(HEADS)), bias=tuple(some(WIDTH) for _ in range(HEADS)),
     vocabulary=None, ids=None, config=medusa_model.MedusaConfig(heads=HEADS, blocks=2, width=WIDTH, vocab_size=V,
                                                                 draft_vocab=len(IDS)))
+HYDRA = hydra_model.HydraHead(
+    joining=tuple(hydra_model.Joining(linear=some(WIDTH, (i + 2) * WIDTH), bias=some(WIDTH),
+                                      residual=some(WIDTH, (i + 2) * WIDTH), residual_bias=some(WIDTH))
+                  for i in range(HEADS)),
+    linear=tuple(some(WIDTH, WIDTH) for _ in range(HEADS)), bias=tuple(some(WIDTH) for _ in range(HEADS)),
+    vocabulary=None, vocabulary_bias=None, ids=None,
+    prefix=hydra_model.Prefix(attention_norm=norm(), layer=layer(WIDTH, False), norm=norm()),
+    config=hydra_model.HydraConfig(heads=HEADS, blocks=3, width=WIDTH, vocab_size=V, draft_vocab=len(IDS), prefix=SHAPE,
+                                   max_context=64))
 DFLASH = dflash_model.DFlashHead(
     fuse=some(WIDTH, 2 * WIDTH), fused_norm=norm(), layers=(layer(WIDTH, True), layer(WIDTH, True)),
     input_norms=(norm(), norm()), norm=norm(), ids=None, config=dflash_model.DFlashConfig(
@@ -254,6 +266,37 @@ def medusa_rule(wrong=None, head=MEDUSA):
   return total
 
 
+def hydra_rule(wrong=None, head=HYDRA):
+  """Loss of the heads: Medusa's, of heads that see a layer over hidden states and the tokens up to their own."""
+  total, to_draft, w = 0.0, np.isin(np.arange(V), IDS), head.prefix
+  for i in range(HEADS):
+    losses, masks = [], []
+    for row, (tokens, _, target, loss_mask) in enumerate(texts()):
+      for _ in range({"label offset": i, "double shift": 1 + 2 * i}.get(wrong, 1 + i)):
+        target = left(target)
+      for _ in range(0 if wrong == "mask not shifted" else 2 + i):
+        loss_mask = left(loss_mask)
+      hidden = BATCH.hidden[row].astype(np.float64)
+      into = rms(hidden, w.attention_norm)
+      cache = [key_and_value_of(w.layer, into[t], t) for t in range(SIZE)]
+      seen = [cache[:SIZE if wrong == "prefix sees what follows" else t + 1] for t in range(SIZE)]
+      added = [attended(w.layer, query_of(w.layer, into[t], t), seen[t]) for t in range(SIZE)]
+      read = rms(np.array([with_mlp(w.layer, hidden[t] + added[t]) for t in range(SIZE)]), w.norm)
+      seen, ids = [read], tokens
+      for _ in range(i + 1):
+        ids = ids if wrong == "token at its own place" else left(ids)
+        seen.append(EMBEDDING[ids])
+        ids = left(ids) if wrong == "token at its own place" else ids
+      first, x = head.joining[i], np.concatenate(seen[:1] + seen[:0:-1] if wrong == "last token first" else seen, -1)
+      x = x @ first.residual.T + first.residual_bias + silu(x @ first.linear.T + first.bias)
+      for _ in range(head.config.blocks - 1):
+        x = x + silu(x @ head.linear[i].T + head.bias[i])
+      losses.append(-(softmax(target[:, to_draft]) * np.log(softmax(x @ HEAD[IDS].T))).sum(-1))
+      masks.append(loss_mask & to_draft[target.argmax(-1)])
+    total += masked_mean(losses, masks)
+  return total
+
+
 def dspark_rule(wrong=None, head=DSPARK):
   """Every place of a block against the law behind its own token, told the text's token at it, and the confidence's loss."""
   losses, masks = [[] for _ in range(BLOCK)], [[] for _ in range(BLOCK)]
@@ -315,14 +358,17 @@ def dflash_rule(wrong=None, head=DFLASH):
 # --- the tests --------------------------------------------------------------------------------------------------------
 
 
-RULES = {"eagle3": eagle3_rule, "eagle": eagle_rule, "medusa": medusa_rule, "dflash": dflash_rule, "dspark": dspark_rule}
+RULES = {"eagle3": eagle3_rule, "eagle": eagle_rule, "medusa": medusa_rule, "hydra": hydra_rule, "dflash": dflash_rule,
+         "dspark": dspark_rule}
 LOSSES = {"eagle3": jax.jit(functools.partial(eagle3.loss, recipe=eagle3.Recipe(passes=PASSES))),
           "eagle": jax.jit(functools.partial(eagle.loss, recipe=eagle.Recipe(passes=PASSES))),
           "medusa": jax.jit(functools.partial(medusa.loss, recipe=medusa.Recipe())),
+          "hydra": jax.jit(functools.partial(hydra.loss, recipe=hydra.Recipe())),
           "dflash": jax.jit(functools.partial(dflash.loss, recipe=dflash.Recipe(gamma=GAMMA))),
           "dspark": jax.jit(functools.partial(dspark.loss, recipe=dspark.Recipe(gamma=GAMMA)))}
 GIVEN = {"eagle3": (EAGLE3, eagle3.Frozen(embedding=EMBEDDING, head=HEAD[IDS]), IDS),
          "eagle": (EAGLE, eagle.Frozen(embedding=EMBEDDING, head=HEAD[IDS]), IDS),
+         "hydra": (HYDRA, eagle3.Frozen(embedding=EMBEDDING, head=HEAD[IDS]), IDS),
          "medusa": (MEDUSA, HEAD[IDS], IDS), "dflash": (DFLASH, EMBEDDING, HEAD[IDS], IDS),
          "dspark": (DSPARK, EMBEDDING, HEAD[IDS], IDS)}
 
@@ -373,7 +419,9 @@ def test_the_gradient_is_that_of_the_published_rule(kind):
     ("eagle", "token not shifted"), ("eagle", "feature first"),
     ("eagle3", "later passes see each other"), ("medusa", "double shift"),
     # A head's labels made of those of the head before it (Model-Optimizer 1271).
-    ("medusa", "labels move on from head to head")])
+    ("medusa", "labels move on from head to head"),
+    *(("hydra", wrong) for wrong in ("mask not shifted", "label offset", "double shift", "prefix sees what follows",
+                                     "token at its own place", "last token first"))])
 def test_a_published_mistake_gives_another_loss(kind, wrong):
   assert abs(RULES[kind](wrong) - RULES[kind]()) > 1e-3
   assert abs(RULES[kind](wrong) - trained(kind)[0]) > 1e-3

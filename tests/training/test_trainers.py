@@ -19,6 +19,7 @@ from specjax.training import dspark
 from specjax.training import eagle
 from specjax.training import eagle3
 from specjax.training import features
+from specjax.training import hydra
 from specjax.training import loop
 from specjax.training import losses
 from specjax.training import medusa
@@ -66,12 +67,14 @@ def make(kind, data, target=TARGET, **changes):
   if kind == "dspark":
     return trainers.train_dspark(target, data, IDS, dspark.Recipe(), 0, layers=1, block=2, mask_id=23, rank=4, anchors=16,
                                  **changes)
+  if kind == "hydra":
+    return trainers.train_hydra(target, data, IDS, hydra.Recipe(), 0, heads=2, blocks=2, **changes)
   return trainers.train_dflash(target, data, IDS, dflash.Recipe(), 0, layers=1, block=3, mask_id=23, anchors=16,
                                **changes)
 
 
-KINDS = {"eagle3": proposers.Eagle, "eagle": proposers.Eagle, "medusa": proposers.Medusa, "dflash": proposers.DFlash,
-         "dspark": proposers.DSpark}
+KINDS = {"eagle3": proposers.Eagle, "eagle": proposers.Eagle, "medusa": proposers.Medusa, "hydra": proposers.Hydra,
+         "dflash": proposers.DFlash, "dspark": proposers.DSpark}
 
 
 @functools.cache
@@ -105,7 +108,7 @@ def test_training_lowers_the_held_out_loss_at_every_depth_and_drafts_get_better(
 
 def test_a_head_that_sees_the_pending_token_learns_more_than_one_that_does_not(train):
   medusa_loss = train("medusa")[3]["loss_0"]
-  for kind in ("eagle3", "eagle", "dflash"):
+  for kind in ("eagle3", "eagle", "hydra", "dflash"):
     assert train(kind)[3]["loss_0"] < medusa_loss - 0.5, kind
 
 
@@ -231,13 +234,26 @@ def test_held_out_numbers_weigh_batches_by_their_answers(data):
   assert trainers.held_out(dataclasses.replace(trainer, evaluation=list))(()) == {}
 
 
-def test_medusas_table_counts_how_often_each_rank_is_right(train, data):
-  trainer, params, _, _ = train("medusa")
+def test_every_head_of_hydra_begins_as_the_targets_own(data):
+  """Without prefix attention exactly; the norm behind it keeps the size of the hidden state but roughly."""
+  batch, frozen = data.batch(0, 0), eagle3.frozen(TARGET, IDS)
+  wanted = batch.hidden.astype(np.float32) @ np.asarray(frozen.head).T
+  for prefix in (False, True):
+    for logits in jax.jit(hydra.head_logits)(hydra.init(TARGET, IDS, 2, prefix=prefix), frozen, batch):
+      if prefix:
+        assert np.corrcoef(np.ravel(logits), np.ravel(wanted))[0, 1] > 0.9
+      else:
+        np.testing.assert_allclose(logits, wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+def test_the_table_counts_how_often_each_rank_is_right(kind, train, data):
+  trainer, params, _, _ = train(kind)
   table = np.array(trainers.with_accuracy(trainer.head(params), data, TARGET, IDS, ranks=4).config.accuracy)
   hits, places = np.zeros((2, 4)), np.zeros((2, 1))
-  run = jax.jit(medusa.head_logits)
+  run = jax.jit({"medusa": medusa, "hydra": hydra}[kind].head_logits)
   for batch in data.evaluation():
-    for i, logits in enumerate(np.asarray(run(params, np.asarray(TARGET.weights.head)[IDS], batch))):
+    for i, logits in enumerate(np.asarray(run(params, trainer.arguments[0], batch))):
       for row, (start, length) in enumerate(zip(batch.start, batch.length)):
         for t in range(max(start - 2 - i, 0), length - 2 - i):
           best = IDS[np.argsort(-logits[row, t], kind="stable")[:4]]

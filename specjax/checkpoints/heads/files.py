@@ -14,7 +14,7 @@ from specjax.checkpoints.heads.settings import Settings
 from specjax.checkpoints.safetensors import FolderSource
 
 # Heads beside a whole model are in a file of their own, which is looked for first.
-_HEADS_ONLY = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+_HEADS_ONLY = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "hydra_lm_head.safetensors", "hydra_lm_head.pt")
 _TORCH = ("pytorch_model.bin",)
 
 
@@ -33,8 +33,8 @@ def open_head(path) -> tuple[Settings, object]:
   """The configuration of a head and the source of its tensors (`assemble.TensorSource`).
 
   Args:
-    path: a folder with config.json and one of medusa_lm_head.safetensors, medusa_lm_head.pt, *.safetensors and
-      pytorch_model.bin, or one of these files beside its config.json.
+    path: a folder with config.json and one of medusa_lm_head.safetensors, medusa_lm_head.pt, the same of hydra,
+      *.safetensors and pytorch_model.bin, or one of these files beside its config.json.
   """
   path = pathlib.Path(path).expanduser()
   if path.is_file():

@@ -8,17 +8,20 @@ from specjax.checkpoints.heads import dspark
 from specjax.checkpoints.heads import eagle
 from specjax.checkpoints.heads import eagle3
 from specjax.checkpoints.heads import files
+from specjax.checkpoints.heads import hydra
 from specjax.checkpoints.heads import medusa
 from specjax.checkpoints.heads import tensors as tensors_lib
 from specjax.models.dflash import DFlashHead
 from specjax.models.dspark import DSparkHead
 from specjax.models.eagle import EagleHead
 from specjax.models.eagle3 import Eagle3Head
+from specjax.models.hydra import HydraHead
 from specjax.models.medusa import MedusaHead
 
 # Head class -> the module of its files, in the order in which they are asked whether a file is theirs: DSpark's have what
 # DFlash's have, and more.
-_KINDS = {Eagle3Head: eagle3, MedusaHead: medusa, DSparkHead: dspark, DFlashHead: dflash, EagleHead: eagle}
+_KINDS = {Eagle3Head: eagle3, MedusaHead: medusa, HydraHead: hydra, DSparkHead: dspark, DFlashHead: dflash,
+          EagleHead: eagle}
 
 
 def load_head(path, *, target=None, dtype=None):
@@ -27,15 +30,15 @@ def load_head(path, *, target=None, dtype=None):
   Args:
     path: a folder with config.json and the tensors (safetensors, or as PyTorch wrote them), or the file of the tensors
       with config.json beside it. EAGLE-3 in the dialects of SafeAILab, SpecForge and speculators, EAGLE-1's heads (also
-      EAGLE-2's) as SafeAILab's, Medusa's heads alone or beside a whole model, DFlash as z-lab writes it, DSpark as
-      DeepSpec does.
-    target: a `models.decoder.Decoder` that the head is checked against. Some files do not say which layers are read;
-      this follows from its number of layers then.
+      EAGLE-2's) as SafeAILab's, Medusa's heads alone or beside a whole model, Hydra's and Hydra++'s, DFlash as z-lab
+      writes it, DSpark as DeepSpec does.
+    target: a `models.decoder.Decoder` that the head is checked against. Some files do not say which layers are read,
+      or how many heads a layer of theirs has; this follows from the target's then.
     dtype: of the weights kept; None is the target's, and without a target float32 on a CPU and bfloat16 elsewhere.
 
   Returns:
-    A `models.eagle3.Eagle3Head`, `models.eagle.EagleHead`, `models.medusa.MedusaHead`, `models.dflash.DFlashHead` or
-    `models.dspark.DSparkHead`.
+    A `models.eagle3.Eagle3Head`, `models.eagle.EagleHead`, `models.medusa.MedusaHead`, `models.hydra.HydraHead`,
+    `models.dflash.DFlashHead` or `models.dspark.DSparkHead`.
 
   Raises:
     CheckpointError: names what is absent, damaged or unsupported: a file, a key of the configuration, a missing, extra
@@ -66,9 +69,9 @@ def save_head(head, path, dialect: str | None = None, *, dtype=None) -> None:
   Args:
     head: what `load_head` returns.
     path: the folder of config.json and the tensors; made if it is not there, what it holds of these names replaced.
-    dialect: of EAGLE-3 "safeailab", "specforge" or "speculators", of Medusa "medusa", of DFlash "z-lab", of DSpark
-      "deepspec", of EAGLE-1 "safeailab"; None is the first of them that can say what the head is. An EAGLE-3 head's
-      `first_position`, which changes nothing that it computes, becomes the dialect's.
+    dialect: of EAGLE-3 "safeailab", "specforge" or "speculators", of EAGLE-1 "safeailab", of Medusa "medusa", of Hydra
+      "hydra", of DFlash "z-lab", of DSpark "deepspec"; None is the first of them that can say what the head is. An
+      EAGLE-3 head's `first_position`, which changes nothing that it computes, becomes the dialect's.
     dtype: of the weights written; None keeps the head's.
 
   Raises:
@@ -100,5 +103,5 @@ def _kind(settings, tensors):
   for kind in _KINDS.values():
     if kind.is_one(settings, tensors.shapes):
       return kind
-  raise CheckpointError(f"{tensors.path}: is no draft head of a known kind (EAGLE-3, Medusa, DFlash, DSpark, EAGLE) by its "
+  raise CheckpointError(f"{tensors.path}: is no draft head of a known kind (EAGLE, EAGLE-3, Medusa, Hydra, DFlash, DSpark) by its "
                         f"config.json and names of tensors, such as {min(tensors.shapes, default=None)!r}")

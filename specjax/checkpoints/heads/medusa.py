@@ -12,10 +12,8 @@ import re
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from specjax.checkpoints.errors import CheckpointError
+from specjax.checkpoints.heads import residual
 from specjax.checkpoints.heads import settings as settings_lib
 from specjax.checkpoints.heads import tensors as tensors_lib
 from specjax.models import medusa
@@ -43,18 +41,19 @@ def read(settings: settings_lib.Settings, tensors: tensors_lib.Tensors, target) 
   numbers = [re.match(rf"{re.escape(prefix)}(\d+)\.", name) for name in names]
   count = 1 + max((int(found[1]) for found in numbers if found), default=0)
   blocks, shared = settings.count("medusa_num_layers", 1), settings.flag("shares_target_head")
-  width = settings.count("hidden_size", _rows(tensors, f"{prefix}0.0.linear.weight"))
+  width = settings.count("hidden_size", residual.rows(tensors, f"{prefix}0.0.linear.weight"))
   if shared:
     vocab = settings.count("vocab_size")
   else:
-    vocab = settings.count("vocab_size", _rows(
+    vocab = settings.count("vocab_size", residual.rows(
         tensors, f"{prefix}0.{blocks}.weight", f"; with medusa_num_layers {blocks} it is head 0's matrix over the "
         "vocabulary. If the heads were trained to use the target's, write \"shares_target_head\": true into "
         "config.json"))
   draft = settings.count("draft_vocab_size", vocab)
   config = medusa.MedusaConfig(heads=count, blocks=blocks, width=width, vocab_size=vocab, draft_vocab=draft,
-                               accuracy=_accuracy(settings, count))
-  modules = [_read_blocks(tensors, f"{prefix}{i}.", config) for i in range(count)]
+                               accuracy=residual.read_accuracy(settings, count))
+  modules = [residual.read_tied(tensors, [f"{prefix}{i}.{block}." for block in range(blocks)], width)
+             for i in range(count)]
   return medusa.MedusaHead(
       linear=tuple(linear for linear, _ in modules), bias=tuple(bias for _, bias in modules),
       vocabulary=None if shared else tuple(
@@ -67,50 +66,8 @@ def write(head: medusa.MedusaHead, dialect: str) -> tuple[dict[str, Any], dict[s
   del dialect
   config, tensors = head.config, tensors_lib.write_ids(head.ids, head.config.vocab_size)
   for i, (linear, bias) in enumerate(zip(head.linear, head.bias, strict=True)):
-    for block in range(config.blocks):
-      tensors |= {f"{i}.{block}.linear.weight": linear, f"{i}.{block}.linear.bias": bias}
+    tensors |= residual.write_tied([f"{i}.{block}." for block in range(config.blocks)], linear, bias)
     if head.vocabulary is not None:
       tensors[f"{i}.{config.blocks}.weight"] = head.vocabulary[i]
-  return {"medusa_num_heads": config.heads, "medusa_num_layers": config.blocks, "hidden_size": config.width,
-          "vocab_size": config.vocab_size, "draft_vocab_size": config.draft_vocab,
-          "shares_target_head": head.vocabulary is None,
-          **({} if config.accuracy is None else {"rank_accuracy": [list(row) for row in config.accuracy]})}, tensors
-
-
-def _accuracy(settings, heads):
-  """The table of `models.medusa.MedusaConfig`, if the file has one."""
-  table = settings.get("rank_accuracy")
-  if table is None:
-    return None
-  try:
-    made = np.asarray(table, np.float64)
-    # Rounded numbers may add up to a little more.
-    fits = made.ndim == 2 and len(made) == heads and made.min() >= 0 and made.sum(1).max() <= 1 + 1e-3
-  except (ValueError, TypeError):
-    fits = False
-  if not fits:
-    raise settings.error("rank_accuracy", f"{heads} lists of shares are required, one a head, each of a sum of 1 at most")
-  return tuple(tuple(float(x) for x in row) for row in table)
-
-
-def _rows(tensors, name, hint=""):
-  if name not in tensors.shapes:
-    raise CheckpointError(f"{tensors.path}: tensor {name!r} is missing{hint}")
-  return tensors.shapes[name][0]
-
-
-def _read_blocks(tensors, prefix, config):
-  """Weight and bias of a head's blocks, which are one module."""
-  shapes = {"weight": (config.width, config.width), "bias": (config.width,)}
-  found = []
-  for kind, shape in shapes.items():
-    name = f"{prefix}0.linear.{kind}"
-    value = tensors.raw(name, shape)
-    for block in range(1, config.blocks):
-      # Writers that store no tensor twice leave these out.
-      again = f"{prefix}{block}.linear.{kind}"
-      if again in tensors.shapes and not np.array_equal(tensors.raw(again, shape), value):
-        raise CheckpointError(f"{tensors.path}: tensor {again!r} differs from {name!r}; the blocks of a head are one "
-                              "module, as Medusa makes them: the file is of another kind, or damaged")
-    found.append(jnp.asarray(tensors.floats(name, shape)))
-  return found
+  return {"medusa_num_heads": config.heads, "medusa_num_layers": config.blocks,
+          **residual.describe(config, head.vocabulary is None)}, tensors
