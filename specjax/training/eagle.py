@@ -11,7 +11,6 @@ Letters: B sequences, S entries, D width of target and head, U draft ids, V targ
 """
 import dataclasses
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,13 +43,6 @@ class Recipe:
   measured: int = 3
 
 
-@struct.dataclass
-class Frozen:
-  """What the loss reads of the target."""
-  embedding: jax.Array  # f[V, D]
-  head: jax.Array       # f[U, D]; rows of the draft ids
-
-
 def init(target, ids: np.ndarray, key: jax.Array) -> eagle.EagleHead:
   """A head of one layer that starts from the target: its last layer, behind a matrix that lets the feature pass.
 
@@ -74,11 +66,6 @@ def init(target, ids: np.ndarray, key: jax.Array) -> eagle.EagleHead:
                          ids=None if len(ids) == c.num_tokens else jnp.asarray(ids, jnp.int32), config=config)
 
 
-def frozen(target, ids: np.ndarray) -> Frozen:
-  """See `Frozen`."""
-  return Frozen(embedding=target.weights.embedding, head=shifts.head_rows(target, ids))
-
-
 def read(batch: batches.Batch, noise: float = 0.0, rng: np.random.Generator | None = None) -> batches.Batch:
   """The batch with the features that the head reads: the hidden states f16[B, S, D], with `noise` drawn by `rng`."""
   features = np.asarray(batch.hidden)
@@ -88,7 +75,7 @@ def read(batch: batches.Batch, noise: float = 0.0, rng: np.random.Generator | No
   return dataclasses.replace(batch, features=features)
 
 
-def loss(params: eagle.EagleHead, frozen: Frozen, ids: jax.Array, batch: batches.Batch, recipe: Recipe):
+def loss(params: eagle.EagleHead, frozen: shifts.Frozen, ids: jax.Array, batch: batches.Batch, recipe: Recipe):
   """The loss of a batch of `read` and its metrics.
 
   Args:
@@ -116,7 +103,7 @@ def loss(params: eagle.EagleHead, frozen: Frozen, ids: jax.Array, batch: batches
   return total / recipe.passes, metrics
 
 
-def passes(params: eagle.EagleHead, frozen: Frozen, batch: batches.Batch,
+def passes(params: eagle.EagleHead, frozen: shifts.Frozen, batch: batches.Batch,
            count: int) -> list[tuple[jax.Array, jax.Array]]:
   """The features f[B, S, D] that `count` passes make, and their logits f[B, S, U], see `own_passes`."""
   made = own_passes.run(params, frozen.embedding, batch, count, through=False)

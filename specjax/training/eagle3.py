@@ -7,7 +7,6 @@ Letters: B sequences, S entries, D width of the target, U draft ids, P passes.
 """
 import dataclasses
 
-from flax import struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,13 +34,6 @@ class Recipe:
   answers_only: bool = True
 
 
-@struct.dataclass
-class Frozen:
-  """What the loss reads of the target."""
-  embedding: jax.Array  # f[V, D]
-  head: jax.Array       # f[U, D]; rows of the draft ids
-
-
 def init(target, ids: np.ndarray, features: tuple[int, ...], key: jax.Array) -> eagle3.Eagle3Head:
   """A head that starts from the target: its last layer, final norm and head rows; the last feature passes as it is.
 
@@ -67,12 +59,7 @@ def init(target, ids: np.ndarray, features: tuple[int, ...], key: jax.Array) -> 
                            ids=None if len(ids) == c.num_tokens else jnp.asarray(ids, jnp.int32), config=config)
 
 
-def frozen(target, ids: np.ndarray) -> Frozen:
-  """See `Frozen`."""
-  return Frozen(embedding=target.weights.embedding, head=shifts.head_rows(target, ids))
-
-
-def loss(params: eagle3.Eagle3Head, frozen: Frozen, ids: jax.Array, batch: batches.Batch, recipe: Recipe):
+def loss(params: eagle3.Eagle3Head, frozen: shifts.Frozen, ids: jax.Array, batch: batches.Batch, recipe: Recipe):
   """The loss of a batch and its metrics.
 
   Args:

@@ -22,7 +22,7 @@ from specjax.models import draft_layer
 from specjax.models import hydra
 from specjax.training import batches
 from specjax.training import by_depth
-from specjax.training import eagle3
+from specjax.training import own_passes
 from specjax.training import shifts
 
 
@@ -59,23 +59,23 @@ def init(target, ids: np.ndarray, heads: int, *, blocks: int = 4, prefix: bool =
       prefix=_prefix(target) if prefix else None, config=config)
 
 
-def loss(params: hydra.HydraHead, frozen: eagle3.Frozen, ids: jax.Array, batch: batches.Batch, recipe: Recipe):
+def loss(params: hydra.HydraHead, frozen: shifts.Frozen, ids: jax.Array, batch: batches.Batch, recipe: Recipe):
   """The loss of a batch and its metrics; arguments as of `eagle3.loss`."""
   return by_depth.loss(head_logits(params, frozen, batch), frozen.head, ids, batch, recipe, params.config.vocab_size)
 
 
-def rank_hits(params: hydra.HydraHead, frozen: eagle3.Frozen, ids: jax.Array, batch: batches.Batch, ranks: int):
+def rank_hits(params: hydra.HydraHead, frozen: shifts.Frozen, ids: jax.Array, batch: batches.Batch, ranks: int):
   """See `by_depth.rank_hits`."""
   return by_depth.rank_hits(head_logits(params, frozen, batch), ids, batch, ranks)
 
 
-def head_logits(params: hydra.HydraHead, frozen: eagle3.Frozen, batch: batches.Batch) -> list[jax.Array]:
+def head_logits(params: hydra.HydraHead, frozen: shifts.Frozen, batch: batches.Batch) -> list[jax.Array]:
   """The logits f[B, S, U] of every head; entry t of head i is the i-th draft behind token t + 1, if the tokens drafted
   before it are those of the text."""
   hidden, tokens = jnp.asarray(batch.hidden, jnp.float32), batch.tokens
   if params.prefix is not None:
     place = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
-    causal = lambda query, keys, values: eagle3.attend(query, keys, values, [])
+    causal = lambda query, keys, values: own_passes.attend(query, keys, values, [])
     hidden = params.apply_prefix(hidden, place, causal)[0]
   # As `proposers.hydra` reads it.
   embedded = jnp.take(frozen.embedding, tokens, axis=0, mode="clip").astype(jnp.float32)

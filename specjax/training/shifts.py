@@ -5,6 +5,7 @@ compare them with what the step hands to proposers.
 
 Letters: B sequences, S tokens, D width of the target, U draft ids, V vocabulary.
 """
+from flax import struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +27,18 @@ def asked(batch: batches.Batch, by: int, answers_only: bool) -> jax.Array:
   label = jnp.arange(batch.tokens.shape[1], dtype=jnp.int32)[None] + by
   known = label < batch.length[:, None]
   return known & (label >= batch.start[:, None]) if answers_only else known
+
+
+@struct.dataclass
+class Frozen:
+  """What the losses of heads that embed tokens read of the target."""
+  embedding: jax.Array  # f[V, D]
+  head: jax.Array       # f[U, D]; rows of the draft ids
+
+
+def frozen(target, ids: np.ndarray) -> Frozen:
+  """See `Frozen`; `ids` i32[U]."""
+  return Frozen(embedding=target.weights.embedding, head=head_rows(target, ids))
 
 
 def head_rows(target, ids: np.ndarray) -> jax.Array:

@@ -55,7 +55,7 @@ def train_eagle3(target, data: batches.Data, ids: np.ndarray, recipe: eagle3.Rec
   """An EAGLE-3 head; from `start`, another head of the same shape, if given."""
   head = start or eagle3.init(target, ids, data.layers, jax.random.key(seed))
   return Trainer(params=_trainable(head), **_losses(eagle3.loss, recipe),
-                 arguments=(eagle3.frozen(target, ids), jnp.asarray(ids)),
+                 arguments=(shifts.frozen(target, ids), jnp.asarray(ids)),
                  batch=lambda step: data.batch(step, seed), evaluation=data.evaluation,
                  head=functools.partial(_made_of, head),
                  proposer=lambda head: proposers.Eagle(head=head, num_tokens=recipe.passes))
@@ -72,7 +72,7 @@ def train_eagle(target, data: batches.Data, ids: np.ndarray, recipe: eagle.Recip
 
   return Trainer(params=_trainable(head), loss=functools.partial(eagle.loss, recipe=recipe),
                  measure=_losses(eagle.loss, dataclasses.replace(recipe, passes=drafts))["measure"],
-                 arguments=(eagle.frozen(target, ids), jnp.asarray(ids)), batch=noisy,
+                 arguments=(shifts.frozen(target, ids), jnp.asarray(ids)), batch=noisy,
                  evaluation=lambda: [eagle.read(batch) for batch in data.evaluation()],
                  head=functools.partial(_made_of, head),
                  proposer=lambda head: proposers.Eagle(head=head, num_tokens=drafts))
@@ -94,7 +94,7 @@ def train_hydra(target, data: batches.Data, ids: np.ndarray, recipe: hydra.Recip
   """Hydra's heads, with a layer of prefix attention those of Hydra++; from `start` if given."""
   head = start or hydra.init(target, ids, heads, blocks=blocks, prefix=prefix, own_vocabulary=own_vocabulary)
   return Trainer(params=_trainable(head), **_losses(hydra.loss, recipe),
-                 arguments=(eagle3.frozen(target, ids), jnp.asarray(ids)),
+                 arguments=(shifts.frozen(target, ids), jnp.asarray(ids)),
                  batch=lambda step: data.batch(step, seed), evaluation=data.evaluation,
                  head=functools.partial(_made_of, head),
                  proposer=lambda head: proposers.Hydra(head=head, num_tokens=heads))
@@ -134,7 +134,7 @@ def with_accuracy(head, data: batches.Data, target, ids: np.ndarray, ranks: int 
   """Medusa's or Hydra's heads with their table of accuracy by rank, from held-out text."""
   kind, given = medusa, shifts.head_rows(target, ids)
   if isinstance(head, HydraHead):
-    kind, given = hydra, eagle3.frozen(target, ids)
+    kind, given = hydra, shifts.frozen(target, ids)
   count = jax.jit(functools.partial(kind.rank_hits, ranks=min(ranks, len(ids))))
   found = [jax.device_get(count(head, given, jnp.asarray(ids), batch)) for batch in data.evaluation()]
   hits, places = (np.sum([row[i] for row in found], axis=0) for i in range(2))

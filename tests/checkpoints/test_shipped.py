@@ -7,9 +7,9 @@ import pytest
 import safetensors
 
 from specjax.checkpoints import heads
-from specjax.checkpoints.heads import shipped
+from specjax.checkpoints.heads.shipped import FOLDER
 
-FOLDERS = sorted(path for path in shipped.FOLDER.glob("*/*") if path.is_dir())
+FOLDERS = sorted(path for path in FOLDER.glob("*/*") if path.is_dir())
 NAMES = [f"{path.parent.name}/{path.name}" for path in FOLDERS]
 
 

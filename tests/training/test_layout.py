@@ -28,6 +28,7 @@ from specjax.training import eagle
 from specjax.training import eagle3
 from specjax.training import hydra
 from specjax.training import medusa
+from specjax.training import shifts
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 TARGET = tiny.decoder(layers=3, vocab=24, max_context=256)
@@ -131,7 +132,7 @@ def test_eagle_sees_in_training_what_it_sees_in_drafting():
   head = tiny.eagle(TARGET, tuple(IDS.tolist()))  # noise in all of it; with more, what recurs grows without bounds
   found = drafted(proposers.Eagle(head=head, num_tokens=3, drawing=DRAWN))
   batch = eagle.read(jax.device_get(as_batch([text + tokens for text, tokens, _ in found])))
-  made = eagle_passes(head, eagle.frozen(TARGET, IDS), batch, 3)
+  made = eagle_passes(head, shifts.frozen(TARGET, IDS), batch, 3)
   for row, (text, tokens, q) in enumerate(found):
     logits = np.stack([np.asarray(logits[row, len(text) - 2]) for _, logits in made[:len(tokens)]])
     np.testing.assert_allclose(laws(logits, IDS), q, atol=2e-5)
@@ -154,14 +155,14 @@ def test_hydra_sees_in_training_what_it_sees_in_drafting(prefix, own):
   found = drafted(proposer)
   if prefix:
     found += drafted(proposer, [sum(PROMPTS, [])], [0])  # alone, and behind a prefill of two chunks
-  logits = hydra_logits(head, eagle3.frozen(TARGET, IDS), as_batch([text + tokens for text, tokens, _ in found]))
+  logits = hydra_logits(head, shifts.frozen(TARGET, IDS), as_batch([text + tokens for text, tokens, _ in found]))
   for row, (text, tokens, q) in enumerate(found):
     np.testing.assert_allclose(laws(np.asarray(logits)[:len(tokens), row, len(text) - 2], IDS), q, atol=2e-5)
 
 
 def test_a_head_of_hydra_sees_no_hidden_state_and_no_token_behind_its_own():
   head = noisy(hydra.init(TARGET, IDS, 3, blocks=2))
-  frozen, batch = eagle3.frozen(TARGET, IDS), as_batch([PROMPTS[1]] * 3)
+  frozen, batch = shifts.frozen(TARGET, IDS), as_batch([PROMPTS[1]] * 3)
   behind = np.arange(SIZE) >= 7
   batch = batch.replace(
       hidden=np.asarray(batch.hidden) + np.array([0, 1, 0])[:, None, None] * behind[:, None],

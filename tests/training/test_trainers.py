@@ -23,6 +23,7 @@ from specjax.training import hydra
 from specjax.training import loop
 from specjax.training import losses
 from specjax.training import medusa
+from specjax.training import shifts
 from specjax.training import trainers
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -236,7 +237,7 @@ def test_held_out_numbers_weigh_batches_by_their_answers(data):
 
 def test_every_head_of_hydra_begins_as_the_targets_own(data):
   """Without prefix attention exactly; the norm behind it keeps the size of the hidden state but roughly."""
-  batch, frozen = data.batch(0, 0), eagle3.frozen(TARGET, IDS)
+  batch, frozen = data.batch(0, 0), shifts.frozen(TARGET, IDS)
   wanted = batch.hidden.astype(np.float32) @ np.asarray(frozen.head).T
   for prefix in (False, True):
     for logits in jax.jit(hydra.head_logits)(hydra.init(TARGET, IDS, 2, prefix=prefix), frozen, batch):
