@@ -98,7 +98,6 @@ def test_training_lowers_the_held_out_loss_at_every_depth_and_drafts_get_better(
 def test_a_head_that_sees_the_pending_token_learns_more_than_one_that_does_not(train):
   medusa_loss = train("medusa")[3]["loss_0"]
   assert train("eagle3")[3]["loss_0"] < medusa_loss - 0.5 and train("dflash")[3]["loss_0"] < medusa_loss - 0.5
-  assert train("hydra")[3]["loss_0"] < medusa_loss - 0.5
 
 
 @pytest.mark.parametrize("kind", KINDS)
