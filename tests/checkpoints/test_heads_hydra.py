@@ -11,7 +11,7 @@ from specjax.checkpoints import CheckpointError
 from specjax.checkpoints.heads import load_head
 from specjax.checkpoints.heads import save_head
 from specjax.testing import tiny
-from specjax.training import eagle3
+from specjax.training import own_passes
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 FIXTURES = {"hydra_mlp": (3, 2), "hydra_prefix": (2, 3), "hydra_shared": (2, 1)}
@@ -33,7 +33,7 @@ def test_forward_is_the_published_one(name):
   assert (head.config.heads, head.config.blocks, head.config.width) == (*FIXTURES[name], 8)
   read = jnp.asarray(given["hidden"])
   if head.prefix is not None:
-    attend = lambda query, keys, values: eagle3.attend(query, keys, values, [])
+    attend = lambda query, keys, values: own_passes.attend(query, keys, values, [])
     place = jnp.arange(5, dtype=jnp.int32)[None]
     whole = head.apply_prefix(read[None], place, attend)[0]
     # Three tokens, and then two more that see them in the cache.

@@ -78,6 +78,9 @@ KINDS = {"eagle3": proposers.Eagle, "eagle": proposers.Eagle, "medusa": proposer
          "dflash": proposers.DFlash, "dspark": proposers.DSpark}
 
 
+BLOCKS = ("dflash", "dspark")
+
+
 @functools.cache
 def trained(kind, data, folder):
   """The trainer, its last weights, and held-out numbers before and behind the training."""
@@ -109,7 +112,7 @@ def test_training_lowers_the_held_out_loss_at_every_depth_and_drafts_get_better(
 
 def test_a_head_that_sees_the_pending_token_learns_more_than_one_that_does_not(train):
   medusa_loss = train("medusa")[3]["loss_0"]
-  for kind in ("eagle3", "eagle", "hydra", "dflash"):
+  for kind in ("eagle3", "eagle", "dflash"):
     assert train(kind)[3]["loss_0"] < medusa_loss - 0.5, kind
 
 
@@ -129,7 +132,7 @@ def test_the_law_that_is_learnt_is_the_targets_own(kind, data, monkeypatch):
   trainer, laws = make(kind, data), []
   monkeypatch.setitem(losses.BY_NAME, "soft_ce", lambda log_q, p: laws.append(p) or -(p * log_q).sum(-1))
   given = trainer.batch(0)
-  batch = given.batch if kind == "dflash" else given
+  batch = given.batch if kind in BLOCKS else given
 
   @jax.jit
   def run(params, arguments, given):
@@ -145,10 +148,10 @@ def test_the_law_that_is_learnt_is_the_targets_own(kind, data, monkeypatch):
     return jax.nn.softmax(TARGET.logits(out.hidden)[..., IDS])
 
   found, wanted = run(trainer.params, trainer.arguments, given)[1], np.asarray(direct(batch.tokens))
-  assert len(found) == 2
+  assert len(found) == (1 if kind == "eagle" else 2)  # which is trained on the target's features alone
   for depth, p in enumerate(np.asarray(law) for law in found):
     for row, length in enumerate(batch.length):
-      if kind == "dflash":
+      if kind in BLOCKS:
         at = given.anchors[row] + depth  # the law behind place `depth` of the block is that of the next
         p_row, at = p[row][at < length], at[at < length]
       else:
@@ -169,7 +172,8 @@ def test_what_a_head_scores_in_training_it_scores_in_drafting(kind, train, data,
   tokens, top, length = batch.tokens[row], batch.top[row], int(batch.length[row])
   pending = np.arange(length - 33, length - 1)  # the places whose token is the pending one
   one = jax.tree.map(lambda x: x[row:row + 1], batch).replace(start=pending[:1].astype(np.int32) + 1)
-  given = dflash.Anchored(one, pending[None].astype(np.int32)) if kind == "dflash" else one
+  given = (dflash.Anchored(one, pending[None].astype(np.int32)) if kind in BLOCKS else eagle.read(one) if kind == "eagle"
+           else one)
   metrics = jax.jit(trainer.measure)(params, *trainer.arguments, given)[1]
   state = drivers.start(TARGET, proposer, [tokens[:at + 1].tolist() for at in pending], max_new_tokens=4)
   tree, _ = starting.draft(TARGET, proposer, state)
@@ -183,7 +187,10 @@ def test_what_is_measured_is_what_is_trained(kind, data):
   """Held-out numbers come from the loss itself; SpecJAX's evaluation met inputs that training had shifted."""
   trainer = make(kind, data)
   run = lambda loss: jax.jit(loss)(trainer.params, *trainer.arguments, trainer.batch(0))
-  jax.tree.map(np.testing.assert_array_equal, run(trainer.measure), run(trainer.loss))
+  (measured, of_measured), (trained, of_trained) = run(trainer.measure), run(trainer.loss)
+  assert of_trained and measured == trained or kind == "eagle"  # which is measured over more passes
+  for name, value in of_trained.items():
+    np.testing.assert_array_equal(of_measured[name], value)
 
 
 @pytest.mark.parametrize("kind", KINDS)
