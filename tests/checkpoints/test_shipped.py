@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import safetensors
 
+from specjax import checkpoints
 from specjax.checkpoints import heads
 from specjax.checkpoints.heads.shipped import FOLDER
 
@@ -20,6 +21,17 @@ def test_what_comes_with_the_default_model():
     assert heads.shipped(target, kind) == path
   assert heads.shipped("smollm2-135m", "no such kind") is None
   assert heads.shipped("path/to/smollm2-135m", "eagle3") is None  # a file may be another model of that name
+
+
+def test_they_are_loaded_by_name(tmp_path, monkeypatch):
+  by_name, by_path = (heads.load_head(path) for path in (NAMES[0], FOLDERS[0]))
+  jax.tree.map(np.testing.assert_array_equal, by_name, by_path)
+  with pytest.raises(checkpoints.CheckpointError, match="smollm2-135m/nothing: is not there"):
+    heads.load_head("smollm2-135m/nothing")
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / NAMES[0]).mkdir(parents=True)
+  with pytest.raises(checkpoints.CheckpointError):  # a path that is there is meant, whatever it holds
+    heads.load_head(NAMES[0])
 
 
 def test_they_are_small():

@@ -10,6 +10,7 @@ from specjax.checkpoints.heads import eagle3
 from specjax.checkpoints.heads import files
 from specjax.checkpoints.heads import hydra
 from specjax.checkpoints.heads import medusa
+from specjax.checkpoints.heads import shipped
 from specjax.checkpoints.heads import tensors as tensors_lib
 from specjax.models.dflash import DFlashHead
 from specjax.models.dspark import DSparkHead
@@ -31,7 +32,7 @@ def load_head(path, *, target=None, dtype=None):
     path: a folder with config.json and the tensors (safetensors, or as PyTorch wrote them), or the file of the tensors
       with config.json beside it. EAGLE-3 in the dialects of SafeAILab, SpecForge and speculators, EAGLE-1's heads (also
       EAGLE-2's) as SafeAILab's, Medusa's heads alone or beside a whole model, Hydra's and Hydra++'s, DFlash as z-lab
-      writes it, DSpark as DeepSpec does.
+      writes it, DSpark as DeepSpec does. Or the name of one that comes with specjax: "smollm2-135m/eagle3".
     target: a `models.decoder.Decoder` that the head is checked against. Some files do not say which layers are read,
       or how many heads a layer of theirs has; this follows from the target's then.
     dtype: of the weights kept; None is the target's, and without a target float32 on a CPU and bfloat16 elsewhere.
@@ -44,7 +45,7 @@ def load_head(path, *, target=None, dtype=None):
     CheckpointError: names what is absent, damaged or unsupported: a file, a key of the configuration, a missing, extra
       or misshapen tensor; or says why the head is not for this target.
   """
-  settings, source = files.open_head(path)
+  settings, source = files.open_head(shipped.named(path))
   if dtype is None and target is not None:
     dtype = target.weights.embedding.dtype
   elif dtype is None:
