@@ -7,7 +7,7 @@
 #
 #   launch/train_heads.sh prompts.jsonl[,more.jsonl] runs/heads
 #
-# TARGET (smollm2-135m), OWN_PROMPTS (1536 prompts that the target writes itself), EPOCHS (2), BATCH (32 prompts answered
+# TARGET (smollm2-135m), OWN_PROMPTS (1280 prompts that the target writes itself), EPOCHS (2), BATCH (32 prompts answered
 # together), TOKENS (512 of a training batch), LIMITS ("40000 80000 160000" tokens of the curve). See launch/environment.sh
 # for PYTHON and VENV.
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
@@ -19,7 +19,7 @@ train() {
     --epochs="${EPOCHS:-2}" --noanswers_only "$@"
 }
 "$VENV/bin/python" -m experiments.write_training_data --target="$target" --prompts="$prompts" --corpus="$out/corpus" \
-  --own_prompts="${OWN_PROMPTS:-1536}" --temperatures=0,0,0.7 --max_new_tokens=128 --batch_size="${BATCH:-32}"
+  --own_prompts="${OWN_PROMPTS:-1280}" --temperatures=0,0,0.7 --max_new_tokens=128 --batch_size="${BATCH:-32}"
 train --head=eagle3 --passes=3 --outdir="$out/eagle3"
 train --head=dspark --block=4 --head_layers=2 --outdir="$out/dspark"
 train --head=medusa --heads=3 --outdir="$out/medusa"
