@@ -219,7 +219,7 @@ def log_law(kind, head, text, path):
   return np.asarray(jax.nn.log_softmax(logits))
 
 
-def grown(law, nodes=8, depth=3, beam=3):
+def grown(law, nodes=16, depth=3, beam=3):
   """EAGLE-2's tree over laws of paths, as the set of its paths."""
   pool, level = [], [(0.0, [])]
   for _ in range(depth):
@@ -245,7 +245,7 @@ def test_a_tree_is_made_of_the_laws_of_its_paths(kind):
   shape = static_trees.best_first((0.5, 0.3, 0.1), 8, 3)
   if kind == "eagle3":
     head = noisy(eagle3.init(TARGET, IDS, LAYERS, jax.random.key(0)))
-    proposer = proposers.Eagle3Tree(head=head, nodes=8, depth=3, beam=3)
+    proposer = proposers.Eagle3Tree(head=head, nodes=16, depth=3, beam=3)
   elif kind == "medusa":
     head = noisy(medusa.init(TARGET, IDS, 3))
     proposer = proposers.Medusa(head=head, shape=shape)
@@ -254,7 +254,7 @@ def test_a_tree_is_made_of_the_laws_of_its_paths(kind):
     proposer = proposers.DSpark(head=head, num_tokens=3, nodes=8, beam=3)
   else:
     head = noisy(dflash.init(TARGET, IDS, LAYERS, layers=2, block=4, mask_id=23, key=jax.random.key(0)))
-    proposer = proposers.DFlash(head=head, num_tokens=3, nodes=8, beam=3)
+    proposer = proposers.DFlash(head=head, num_tokens=3, nodes=16, beam=3)
   state = drivers.start(TARGET, proposer, PROMPTS, max_new_tokens=40)
   tree = jax.device_get(starting.draft(TARGET, proposer, state)[0])
   for row, text in enumerate(PROMPTS):
@@ -263,6 +263,7 @@ def test_a_tree_is_made_of_the_laws_of_its_paths(kind):
     for node in range(1, tree.size[row]):
       paths.append((*paths[tree.parents[row, node]], int(tree.tokens[row, node])))
     assert set(paths[1:]) == (shaped(law, shape) if kind == "medusa" else grown(law))
+    assert max(map(len, paths)) == 3  # from the second level on parents differ
 
 
 def test_a_dflash_block_sees_nothing_of_what_it_is_asked_for():
