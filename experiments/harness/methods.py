@@ -142,24 +142,22 @@ def _hydra(given):
   return proposers.Hydra(head=head, num_tokens=tokens, drawing=options.drawing(), length=options.length_rule())
 
 
-def _dflash(given):
-  head = options.head(given, "dflash", options.DFLASH)
-  most = head.config.block - 1
+def _block(given, kind, flag, proposer, skipped, **more):
+  """A drafter of blocks, of which `skipped` places draft nothing."""
+  head = options.head(given, kind, flag)
+  most = head.config.block - skipped
   nodes, tokens = options.tree_or_chain(min(3, most))
   if nodes:
-    return proposers.DFlash(head=head, num_tokens=min(options.DEPTH.value, most), nodes=nodes, beam=options.BEAM.value)
-  return proposers.DFlash(head=head, num_tokens=tokens, drawing=options.drawing(), length=options.length_rule())
+    return proposer(head=head, num_tokens=min(options.DEPTH.value, most), nodes=nodes, beam=options.BEAM.value, **more)
+  return proposer(head=head, num_tokens=tokens, drawing=options.drawing(), length=options.length_rule(), **more)
+
+
+def _dflash(given):
+  return _block(given, "dflash", options.DFLASH, proposers.DFlash, 1)
 
 
 def _dspark(given):
-  head = options.head(given, "dspark", options.DSPARK)
-  most = head.config.block
-  nodes, tokens = options.tree_or_chain(min(3, most))
-  if nodes:
-    return proposers.DSpark(head=head, num_tokens=min(options.DEPTH.value, most), nodes=nodes, beam=options.BEAM.value,
-                            confidence=options.CONFIDENCE.value)
-  return proposers.DSpark(head=head, num_tokens=tokens, drawing=options.drawing(), length=options.length_rule(),
-                          confidence=options.CONFIDENCE.value)
+  return _block(given, "dspark", options.DSPARK, proposers.DSpark, 0, confidence=options.CONFIDENCE.value)
 
 
 def _mixture(given):
