@@ -1,5 +1,6 @@
 """Files of a corpus: whole or not at all, one corpus a folder; and which ids a head drafts."""
 import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -99,3 +100,14 @@ def test_a_mask_is_an_id_that_no_text_holds(folders):
   assert vocabulary.unused((*folders, whole), 12) == 10
   with pytest.raises(ValueError, match="every id"):
     vocabulary.unused((*folders, whole), 10)
+
+
+def test_the_corpus_that_comes_along_is_whole():
+  folder = pathlib.Path(__file__).parents[2] / "experiments" / "corpora" / "smollm2-135m-own"
+  facts = corpus.facts(folder)
+  found = [corpus.read(folder, index) for index in corpus.indices(folder)]
+  assert facts["target"] == "smollm2-135m" and not facts["prompts"] and sum(map(len, found)) == facts["own_prompts"]
+  for sequences in found:
+    lengths = np.diff(sequences.offsets)
+    assert sequences.offsets[-1] == len(sequences.tokens) and (lengths > sequences.starts).all()
+    assert sequences.tokens.min() >= 0 and sequences.tokens.max() < 49152
