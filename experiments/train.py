@@ -31,8 +31,8 @@ _HEADS = flags.DEFINE_integer("heads", 4, "medusa and hydra: number of heads.", 
 _BLOCKS = flags.DEFINE_integer("blocks", 4, "hydra: residual blocks of each head.", lower_bound=1)
 _PREFIX = flags.DEFINE_bool("prefix_attention", True, "hydra: a layer of attention over the target's hidden states "
                             "(Hydra++).")
-_BLOCK = flags.DEFINE_integer("block", 8, "dflash, dspark: places of a block, the pending token's included, which drafts in "
-                              "dspark.", lower_bound=2)
+_BLOCK = flags.DEFINE_integer("block", 8, "dflash, dspark: places of a block, the pending token's included, which "
+                              "drafts in dspark.", lower_bound=2)
 _LAYERS = flags.DEFINE_integer("head_layers", 3, "dflash, dspark: layers of the drafter.", lower_bound=1)
 _RANK = flags.DEFINE_integer("markov_rank", 64, "dspark: rank of the Markov head.", lower_bound=1)
 _START = flags.DEFINE_string("start_from", None, "A head to go on from, instead of the target's own layers.")

@@ -22,8 +22,9 @@ _OWN = flags.DEFINE_integer("own_prompts", 0, "Prompts that the target writes it
 _CORPUS = flags.DEFINE_string("corpus", None, "Folder to write into.")
 _TEMPERATURES = flags.DEFINE_list("temperatures", ["0"], "Answers are written at these in turn; 0 is greedy.")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "Prompts answered together.", lower_bound=1)
-_FEATURES = flags.DEFINE_bool("keep_features", True, "Keep what training reads of the target while it answers, 4 widths in "
-                             "float16 a token, so that no second pass computes it; answers lose their last token.")
+_FEATURES = flags.DEFINE_bool("keep_features", True, "Keep what training reads of the target while it answers, 4 "
+                              "widths in float16 a token, so that no second pass computes it; answers lose their last "
+                              "token.")
 _MAX_PROMPT = flags.DEFINE_integer("max_prompt_tokens", 256, "Longer prompts are left out.", lower_bound=2)
 _MAX_PROMPTS = flags.DEFINE_integer("max_prompts", None, "Prompts to take, at most, of the shuffled files.",
                                     lower_bound=1)
@@ -34,9 +35,10 @@ def main():
   if not _CORPUS.value or not (_PROMPTS.value or _OWN.value):
     raise ValueError("--corpus is needed, the folder to write into, and --prompts, files of them, or --own_prompts")
   job = training_data.Job(
-      target=settings.TARGET.value, prompts=tuple(_PROMPTS.value or ()), own_prompts=_OWN.value, temperatures=training_data.temperatures(
-          _TEMPERATURES.value), max_new_tokens=settings.MAX_NEW_TOKENS.value, max_prompt_tokens=_MAX_PROMPT.value,
-      max_prompts=_MAX_PROMPTS.value, batch_size=_BATCH_SIZE.value, seed=settings.SEED.value, keep_features=_FEATURES.value)
+      target=settings.TARGET.value, prompts=tuple(_PROMPTS.value or ()), own_prompts=_OWN.value,
+      temperatures=training_data.temperatures(_TEMPERATURES.value), max_new_tokens=settings.MAX_NEW_TOKENS.value, max_prompt_tokens=_MAX_PROMPT.value,
+      max_prompts=_MAX_PROMPTS.value, batch_size=_BATCH_SIZE.value, seed=settings.SEED.value,
+      keep_features=_FEATURES.value)
   with tqdm.tqdm(desc="writing", unit="token", smoothing=0.05) as bar:
     found = training_data.write(job, _CORPUS.value, progress=bar)
   print(f"{_CORPUS.value}: {json.dumps(found)}")

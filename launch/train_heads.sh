@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# The draft heads of a target, from prompts to heads and their curves: answers by the target with their features, EAGLE-3,
-# DSpark and Medusa, and EAGLE-3 on parts of the data, which shows what more of it would give. Whatever stopped goes on with
-# the same command. Hours on two cores, minutes on an accelerator, where the batches may be larger (BATCH, TOKENS). Paths are
-# seen from the repository's folder. The heads that come with specjax were made by this, of the 1,385 chat prompts that their
-# cards name.
+# The draft heads of a target, from prompts to heads and their curves: answers by the target with their features,
+# EAGLE-3, DSpark and Medusa, and EAGLE-3 on parts of the data, which shows what more of it would give. Whatever stopped
+# goes on with the same command. Hours on two cores, minutes on an accelerator, where the batches may be larger (BATCH,
+# TOKENS). Paths are seen from the repository's folder. The heads that come with specjax were made by this, of the 1,385
+# chat prompts that their cards name.
 #
 #   launch/train_heads.sh prompts.jsonl[,more.jsonl] runs/heads
 #
-# TARGET (smollm2-135m), OWN_PROMPTS (1280 prompts that the target writes itself), EPOCHS (2), BATCH (32 prompts answered
-# together), TOKENS (512 of a training batch), LIMITS ("40000 80000 160000" tokens of the curve). See launch/environment.sh
-# for PYTHON and VENV.
+# TARGET (smollm2-135m), OWN_PROMPTS (1280 prompts that the target writes itself), EPOCHS (2), BATCH (32 prompts
+# answered together), TOKENS (512 of a training batch), LIMITS ("40000 80000 160000" tokens of the curve). See
+# launch/environment.sh for PYTHON and VENV.
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 [ $# -eq 2 ] || { echo "usage: launch/train_heads.sh PROMPTS OUTDIR" >&2; exit 2; }
 prepare ""

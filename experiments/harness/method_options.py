@@ -49,12 +49,10 @@ ACCEPTANCE = flags.DEFINE_list("tree_acceptance", ["0.6", "0.15", "0.07", "0.04"
 CHILDREN = flags.DEFINE_enum("tree_children", "top_k", ["top_k", "independent", "without_replacement"],
                              "draft_tree: the most probable children, or draws of them; given, for eagle and eagle3 "
                              "too, in the tree of --tree_shape.")
-DEPTH = flags.DEFINE_integer("tree_depth", 4, "Levels that dynamic_tree, eagle, eagle3 and dflash grow, and that "
-                             "sequoia may have; given, these heads draft trees.",
-                             lower_bound=1)
+DEPTH = flags.DEFINE_integer("tree_depth", 4, "Levels that dynamic_tree, eagle, eagle3, dflash and dspark grow, and that "
+                             "sequoia may have; given, these heads draft trees.", lower_bound=1)
 BEAM = flags.DEFINE_integer("tree_beam", 4, "Nodes of a level that dynamic_tree, eagle and eagle3 expand, and children "
-                            "of each, for dflash too; given, these heads draft trees.",
-                            lower_bound=1)
+                            "of each, for dflash and dspark too; given, these heads draft trees.", lower_bound=1)
 SAMPLED = flags.DEFINE_bool("draft_sampled", False, "Model drafters draw their tokens instead of taking the greedy one; "
                             "use it with --verifier=rejection, block, recursive or traversal.")
 TEMPERATURE = flags.DEFINE_float("draft_temperature", None, "Temperature of drawn drafts; the request's by default.",
@@ -83,8 +81,8 @@ DFLASH = flags.DEFINE_string("dflash_head", None, "DFlash drafter: a folder, as 
                              "with specjax for the target.")
 DSPARK = flags.DEFINE_string("dspark_head", None, "DSpark drafter: a folder, as DeepSpec writes it; by default the one that "
                              "comes with specjax for the target.")
-CONFIDENCE = flags.DEFINE_float("dspark_confidence", 0.0, "dspark: a chain ends before a token whose chance of acceptance "
-                                "its confidence head gives less; 0: never.", lower_bound=0, upper_bound=1)
+CONFIDENCE = flags.DEFINE_float("dspark_confidence", 0.0, "dspark: a chain ends before a token whose chance of "
+                                "acceptance its confidence head gives less; 0: never.", lower_bound=0, upper_bound=1)
 ALL = (EAGLE, EAGLE3, MEDUSA, HYDRA, DFLASH, DSPARK, CONFIDENCE, DRAFT_TOKENS, MAX_NGRAM, MIN_NGRAM, MATCH, SOURCE,
        OVERLAP, LOOKUP_TREE, MIN_SCORE, STORE, DATASTORE, FALLBACK, DRAFT, EXIT_LAYER, SKIPPED, WINDOW, LOOKAHEAD_NGRAM, GUESSES,
        SMALL, MIXTURE, NODES, SHAPE, ACCEPTANCE, CHILDREN, DEPTH, BEAM, SAMPLED, TEMPERATURE, TOP_K, TOP_P, LENGTH,
@@ -195,8 +193,8 @@ def head(given, kind: str, flag):
   if path not in _heads:
     _heads[path] = heads.load_head(path, target=given.target)
   found = _heads[path]
-  if type(found).__name__.lower() != f"{kind}head":
-    raise ValueError(f"--{flag.name}={path} is of the kind {type(found).__name__}, and {kind} is asked for")
+  if heads.kind_of(found) != kind:
+    raise ValueError(f"--{flag.name}={path} is of the kind {heads.kind_of(found)}, and {kind} is asked for")
   return found
 
 
@@ -216,17 +214,31 @@ def shape_or_grown() -> tuple[int, ...] | None:
   return tree_shape()
 
 
-def tree_or_chain(chain: int) -> tuple[int | None, int]:
+def tree_or_chain(chain: int, trees: tuple = ()) -> tuple[int | None, int]:
   """Nodes of a tree, or None for a chain, and tokens of the chain: `chain` by default.
+
+  Args:
+    trees: the flags that ask the method for a tree; --tree_nodes, --tree_depth and --tree_beam by default.
 
   Raises:
     ValueError: names flags that ask for both.
   """
-  trees, chains = _given(NODES, DEPTH, BEAM), _given(DRAFT_TOKENS, SAMPLED, LENGTH)
+  trees, chains = _given(*(trees or (NODES, DEPTH, BEAM))), _given(DRAFT_TOKENS, SAMPLED, LENGTH)
   if trees and chains:
     raise ValueError(f"{trees[0]} asks for the tree of a head, whose nodes are chosen by probability, and {chains[0]} is "
                      "for a chain; leave one of them out")
   return nodes(8) if trees else None, tokens(chain)
+
+
+def depth(most: int) -> int:
+  """Levels of a tree, at most `most` by default.
+
+  Raises:
+    ValueError: more were asked for.
+  """
+  if _given(DEPTH) and DEPTH.value > most:
+    raise ValueError(f"--tree_depth={DEPTH.value}: at most {most}, the tokens that the head drafts")
+  return min(DEPTH.value, most)
 
 
 def _given(*wanted):

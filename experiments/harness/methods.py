@@ -126,7 +126,7 @@ def _eagle(kind, flag):
 
 def _medusa(given):
   head = options.head(given, "medusa", options.MEDUSA)
-  nodes, tokens = options.tree_or_chain(min(3, head.config.heads))
+  nodes, tokens = options.tree_or_chain(min(3, head.config.heads), _TREE)
   if nodes:
     shape = static_trees.best_first(head.config.accuracy or _MEDUSA_ACCURACY, nodes, head.config.heads)
     return proposers.Medusa(head=head, shape=shape)
@@ -135,7 +135,7 @@ def _medusa(given):
 
 def _hydra(given):
   head = options.head(given, "hydra", options.HYDRA)
-  nodes, tokens = options.tree_or_chain(min(3, head.config.heads))
+  nodes, tokens = options.tree_or_chain(min(3, head.config.heads), _TREE)
   if nodes:
     shape = static_trees.best_first(head.config.accuracy or _HYDRA_ACCURACY, nodes, head.config.heads)
     return proposers.Hydra(head=head, shape=shape)
@@ -148,7 +148,7 @@ def _block(given, kind, flag, proposer, skipped, **more):
   most = head.config.block - skipped
   nodes, tokens = options.tree_or_chain(min(3, most))
   if nodes:
-    return proposer(head=head, num_tokens=min(options.DEPTH.value, most), nodes=nodes, beam=options.BEAM.value, **more)
+    return proposer(head=head, num_tokens=options.depth(most), nodes=nodes, beam=options.BEAM.value, **more)
   return proposer(head=head, num_tokens=tokens, drawing=options.drawing(), length=options.length_rule(), **more)
 
 

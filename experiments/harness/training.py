@@ -11,12 +11,6 @@ import specjax
 from experiments.harness import model_card
 from experiments.harness import training_curves
 from specjax.checkpoints import heads
-from specjax.models.dflash import DFlashHead
-from specjax.models.dspark import DSparkHead
-from specjax.models.eagle import EagleHead
-from specjax.models.eagle3 import Eagle3Head
-from specjax.models.hydra import HydraHead
-from specjax.models.medusa import MedusaHead
 from specjax.training import batches
 from specjax.training import corpus
 from specjax.training import dflash
@@ -32,13 +26,11 @@ from specjax.training import trainers
 from specjax.training import vocabulary
 
 LOSSES = tuple(losses.BY_NAME)
-# Which flags do not belong to all kinds, and the layout that a kind's heads are written in.
+# Which flags do not belong to all kinds.
 HEADS = {"eagle3": ("passes",), "eagle": ("passes", "noise"), "medusa": ("heads",),
          "hydra": ("heads", "blocks", "prefix_attention"), "dflash": ("block", "head_layers"),
          "dspark": ("block", "head_layers", "markov_rank")}
 PASSES = {"eagle3": 4, "eagle": 1}
-_LAYOUTS = {"eagle3": "safeailab", "eagle": "safeailab", "medusa": "medusa", "hydra": "hydra", "dflash": "z-lab",
-            "dspark": "deepspec"}
 _PROMPTS, _NEW_TOKENS = 12, 64  # held-out prompts that are drafted for, and output tokens of each
 
 
@@ -140,7 +132,7 @@ def run(job: Job) -> dict:
   if job.head in ("medusa", "hydra") and data.held:
     ids = np.arange(target.config.num_tokens) if head.ids is None else np.asarray(head.ids)
     head = trainers.with_accuracy(head, data, target, ids)
-  heads.save_head(head, folder / "head", dialect=_LAYOUTS[job.head], dtype="bfloat16")
+  heads.save_head(head, folder / "head", dtype="bfloat16")
   rows = loop.read_metrics(folder)
   training_curves.draw(rows, folder / "curves.png", job.head)
   model_card.write(folder / "head", head=job.head, target=job.target, facts=_facts(job), corpora=known, rows=rows,
@@ -180,8 +172,7 @@ def _start(job, target):
   if not job.start:
     return None
   head = heads.load_head(job.start, target=target)
-  kind = {Eagle3Head: "eagle3", EagleHead: "eagle", MedusaHead: "medusa", HydraHead: "hydra", DFlashHead: "dflash",
-          DSparkHead: "dspark"}[type(head)]
+  kind = heads.kind_of(head)
   if kind != job.head:
     raise ValueError(f"--start_from={job.start} is a head of the kind {kind}, and this is --head={job.head}")
   own = {"medusa": lambda: {"heads": head.config.heads}, "eagle3": lambda: {}, "eagle": lambda: {},

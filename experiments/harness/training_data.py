@@ -147,13 +147,17 @@ def _write_answers(job, target, folder, index, prompts, first_seed, progress):
     batch = places[first:first + job.batch_size]
     rows = batch + [batch[-1]] * (job.batch_size - len(batch))  # always one shape
     seeds = [first_seed + place for place in rows]
-    params = specjax.SamplingParams(seed=seeds, temperature=[job.temperatures[seed % len(job.temperatures)] for seed in seeds])
+    temperature = [job.temperatures[seed % len(job.temperatures)] for seed in seeds]
+    params = specjax.SamplingParams(seed=seeds, temperature=temperature)
     result = specjax.generate(target, proposer, [prompts[place] for place in rows], params,
                               max_new_tokens=job.max_new_tokens, key=jax.random.key(job.seed))
     kept = recorder.recorded(target, result.proposer_state) if job.keep_features else [None] * len(rows)
     for place, answer, file in zip(batch, result.token_ids, kept):
       ids = [*prompts[place], *answer]
-      written[place] = ids if file is None else ids[:-1], len(prompts[place]), file
+      ids = ids if file is None else ids[:len(file.top)]
+      if file is not None and len(ids) != len(prompts[place]) + len(answer) - 1:
+        raise RuntimeError(f"{len(file.top)} features were kept of {len(prompts[place]) + len(answer)} tokens")
+      written[place] = ids, len(prompts[place]), file
       progress.update(len(answer))
   found = [written[place] for place in sorted(written)]
   if job.keep_features:

@@ -1,11 +1,11 @@
-"""DSpark's drafter: DFlash's block, a Markov head that tells each place which token was drafted before it, and a guess of how
-likely the next one is accepted.
+"""DSpark's drafter: DFlash's block, a Markov head that tells each place which token was drafted before it, and a guess
+of how likely the next one is accepted.
 
-DSpark (arXiv 2607.05147, deepseek-ai/DeepSpec). Place j of the block drafts the token *behind* it, j + 1 behind the pending
-one, so all J places draft (DFlash's place j drafts its own token, and the first none). Its logits are those of the block
-plus `second @ first[previous token]`. The confidence of a place is the logit of the chance that its draft is accepted,
-1 - TV(p, q), read from its hidden state and the previous token. DeepSpec also has gated and recurrent Markov heads; these
-are not here.
+DSpark (arXiv 2607.05147, deepseek-ai/DeepSpec). Place j of the block drafts the token *behind* it, j + 1 behind the
+pending one, so all J places draft (DFlash's place j drafts its own token, and the first none). Its logits are those of
+the block plus `second @ first[previous token]`. The confidence of a place is the logit of the chance that its draft is
+accepted, 1 - TV(p, q), read from its hidden state and the previous token. DeepSpec also has gated and recurrent Markov
+heads; these are not here.
 
 Letters: B batch rows, J places, E width, R rank of the Markov head, U draft ids, V vocabulary.
 """
@@ -56,7 +56,8 @@ class DSparkHead:
       return logits
     # Ids in front, as in every product with a few columns: see `models.layers`.
     latent = jnp.take(self.first, previous.reshape(-1), axis=0, mode="clip")
-    return logits + jnp.einsum("ur,nr->nu", self.second[:logits.shape[-1]], latent).reshape(logits.shape).astype(logits.dtype)
+    added = jnp.einsum("ur,nr->nu", self.second[:logits.shape[-1]], latent)
+    return logits + added.reshape(logits.shape).astype(logits.dtype)
 
   def acceptance(self, hidden: jax.Array, previous: jax.Array) -> jax.Array:
     """The logit of the chance that the draft of a place is accepted, f32[...], from its hidden state f[..., E] and the

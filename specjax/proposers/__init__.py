@@ -10,8 +10,6 @@ from specjax.proposers.draft_model import DraftModel
 from specjax.proposers.draft_tree import DraftTree
 from specjax.proposers.dynamic_tree import DynamicTree
 from specjax.proposers.eagle import Eagle
-from specjax.proposers.eagle import Eagle3
-from specjax.proposers.eagle import Eagle3Tree
 from specjax.proposers.eagle import EagleFixedTree
 from specjax.proposers.eagle import EagleTree
 from specjax.proposers.early_exit import EarlyExit
@@ -32,6 +30,6 @@ from specjax.proposers.shared_tokens import SharedTokens
 from specjax.proposers.suffix import Suffix
 
 __all__ = ["AutoLookup", "Committed", "Context", "DFlash", "DSpark", "DraftModel", "DraftTree", "Drawing", "DynamicTree",
-           "Eagle", "Eagle3", "Eagle3Tree", "EagleFixedTree", "EagleTree", "EarlyExit", "Fallback", "Hierarchical", "Hydra",
-           "Jacobi", "LayerSkip", "Lookahead", "Medusa", "Mixture", "NGram", "Plain", "Proposer", "Recycling",
-           "Retokenised", "Retrieval", "SharedTokens", "Suffix"]
+           "Eagle", "EagleFixedTree", "EagleTree", "EarlyExit", "Fallback", "Hierarchical", "Hydra", "Jacobi",
+           "LayerSkip", "Lookahead", "Medusa", "Mixture", "NGram", "Plain", "Proposer", "Recycling", "Retokenised",
+           "Retrieval", "SharedTokens", "Suffix"]

@@ -132,7 +132,8 @@ def draft_chain(advance: Callable, extra: Any, logits: jax.Array, context: base.
     most: i32[B]; 0 for rows that draft nothing.
     rule, rule_state: when to stop; see `length.LengthRule`.
     ids: i32[U], for a model whose logits f[B, U] are those of some of the target's `vocabulary` ids, in this order.
-    may: extra -> bool[B], whether a row's next token is worth drafting, from what is known before it is drawn; None: always.
+    may: extra -> bool[B], whether a row's next token is worth drafting, from what is known before it is drawn; None for
+      always.
 
   Point drafts end before an end-of-sequence id, which the step would draw at no cost; a sampled one stays, as its own
   token may not decide about it, and is the last.

@@ -1,9 +1,9 @@
 """DSpark: a block drafted in one pass, each place told by a small Markov head which token was drafted before it.
 
-DSpark (arXiv 2607.05147, deepseek-ai/DeepSpec), over DFlash's block. The laws of a chain are then true conditionals, at the
-price of one small product a token; so drawn drafts have their q, and a tree grows by the probability of whole paths. With
-`confidence` a chain ends before the first place that the confidence head gives less of a chance; what it reads is known
-before that place's token is drawn.
+DSpark (arXiv 2607.05147, deepseek-ai/DeepSpec), over DFlash's block. The laws of a chain are then true conditionals, at
+the price of one small product a token; so drawn drafts have their q, and a tree grows by the probability of whole
+paths. With `confidence` a chain ends before the first place that the confidence head gives less of a chance; what it
+reads is known before that place's token is drawn.
 
 Letters: B batch rows, N depths, E width, k width of the beam, U draft ids.
 """
@@ -40,8 +40,8 @@ class DSpark(dflash.DFlash):
     if not 0 < self.confidence < 1:
       raise ValueError(f"confidence={self.confidence}: it is the least chance of acceptance, 0 or more and below 1")
     if self.head.confidence is None or self.nodes is not None:
-      raise ValueError(f"confidence={self.confidence}: " + ("it ends a chain; leave the tree out" if self.nodes is not None
-                                                            else "this drafter has no confidence head"))
+      why = "it ends a chain; leave the tree out" if self.nodes is not None else "this drafter has no confidence head"
+      raise ValueError(f"confidence={self.confidence}: {why}")
 
   @property
   def skipped(self) -> int:
@@ -72,9 +72,10 @@ class DSpark(dflash.DFlash):
       previous, index = extra
       return jax.nn.sigmoid(self.head.acceptance(at(hidden, index), previous)) >= self.confidence
 
-    return autoregressive.draft_chain(
+    chain = autoregressive.draft_chain(
         advance, (context.pending, jnp.int32(0)), logits[:, 0], context, keys, self.drawing, logits.shape[1], most,
-        self.length, state.length, ids=self.head.ids, vocabulary=target.vocab_size, may=may if self.confidence else None).tree(context.pending)
+        self.length, state.length, ids=self.head.ids, vocabulary=target.vocab_size, may=may if self.confidence else None)
+    return chain.tree(context.pending)
 
   def _tree(self, logits, context, levels):
     """Grown by the probability of the whole path: the children of a node depend on its token."""

@@ -190,7 +190,7 @@ class EagleTree(Headed, base.Defaults):
       accelerators.
 
   Raises:
-    ValueError: for fewer than 2 nodes, 1 level or a beam of 1; by `init` for another target than the head's.
+    ValueError: for fewer than 2 nodes, no level or no beam; by `init` for another target than the head's.
   """
   head: Any
   nodes: int = struct.field(pytree_node=False, default=8)
@@ -255,10 +255,6 @@ class EagleTree(Headed, base.Defaults):
       pool = jax.lax.while_loop(goes_on, grow, carry)[0]
     tree, _ = growth.rerank(pool, context.pending, self.nodes, max_level=levels)
     return tree, state.replace(cache=committed)
-
-
-# By the names of the head that came first: the same classes.
-Eagle3, Eagle3Tree = Eagle, EagleTree
 
 
 def _logits(head, target, shared, hidden):

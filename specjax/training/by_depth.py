@@ -1,9 +1,10 @@
-"""What heads of one depth each are asked for: the loss and the table of accuracy that Medusa's and Hydra's share.
+"""What heads of one depth each, or passes of one head, are asked for: the loss that EAGLE-3, Medusa and Hydra share,
+and the table of accuracy of the latter two.
 
-Entry t of head i is the i-th draft behind token t + 1: it meets the target's law behind token t + 1 + i, whose own token
-is t + 2 + i.
+Entry t of depth i is the i-th draft behind token t + 1: it meets the target's law behind token t + 1 + i, whose own
+token is t + 2 + i.
 
-Letters: B sequences, S tokens, N heads, K ranks, D width of the target, U draft ids.
+Letters: B sequences, S tokens, N depths, K ranks, D width of the target, U draft ids.
 """
 import jax
 import jax.numpy as jnp
@@ -17,8 +18,8 @@ def loss(made: list[jax.Array], rows: jax.Array, ids: jax.Array, batch: batches.
   """The loss of a batch and its metrics, as of `eagle3.loss`.
 
   Args:
-    made: N x f[B, S, U], the logits of every head. rows: f[U, D], the target's head at `ids` i32[U].
-    recipe: with `decay`, head i weighs decay ** i, `loss` and `answers_only`.
+    made: N x f[B, S, U], the logits of every depth. rows: f[U, D], the target's head at `ids` i32[U].
+    recipe: with `decay`, depth i weighs decay ** i, `loss` and `answers_only`.
   """
   law = jax.nn.softmax(jnp.einsum("bsd,ud->bsu", batch.hidden.astype(jnp.float32), rows))
   drafted = shifts.is_drafted(ids, vocab_size)
@@ -36,8 +37,8 @@ def loss(made: list[jax.Array], rows: jax.Array, ids: jax.Array, batch: batches.
 def rank_hits(made: list[jax.Array], ids: jax.Array, batch: batches.Batch, ranks: int):
   """How often the choice of each rank is the target's token: hits and places, i32[N, K] and i32[N].
 
-  For `models.medusa.MedusaConfig.accuracy`, from which trees are made (Medusa's calibrated table). Heads that see drafted
-  tokens see those of the text.
+  For `models.medusa.MedusaConfig.accuracy`, from which trees are made (Medusa's calibrated table). Heads that see
+  drafted tokens see those of the text.
   """
   hits, places = [], []
   for i, logits in enumerate(made):

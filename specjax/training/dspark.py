@@ -2,7 +2,8 @@
 
 DSpark (arXiv 2607.05147, deepseek-ai/DeepSpec). The Markov head is told the tokens of the text (teacher forcing). The
 confidence head learns the chance of acceptance, 1 - TV(p, q), of the law as it is at that step; its gradient does not
-reach that chance. The paper's loss of the law is `--loss=dspark`.
+reach that chance. Of a drafter of some ids only, p is the target's law among these, where the most probable id is one of
+them: what it says is then too high by what the target puts on the others. The paper's loss of the law is `--loss=dspark`.
 
 Letters: B sequences, A anchors of each, J places of a block, E width, R rank of the Markov head, U draft ids,
 V vocabulary.
@@ -25,8 +26,8 @@ class Recipe(dflash.Recipe):
 
 def init(target, ids: np.ndarray, features: tuple[int, ...], *, layers: int, block: int, mask_id: int, rank: int,
          key: jax.Array) -> dspark.DSparkHead:
-  """DFlash's first drafter; the Markov head knows tokens by the greatest `rank` directions of the target's embedding and
-  says nothing of them yet. Arguments as of `dflash.init`.
+  """DFlash's first drafter; the Markov head knows tokens by the greatest `rank` directions of the target's embedding
+  and says nothing of them yet. Arguments as of `dflash.init`.
 
   Raises:
     ValueError: for a rank outside 1 to E, or as `dflash.init`.
@@ -40,10 +41,9 @@ def init(target, ids: np.ndarray, features: tuple[int, ...], *, layers: int, blo
   first = embedding @ directions[:, -rank:]
   first = first / jnp.sqrt(jnp.mean(first * first, axis=0))
   dtype = target.weights.embedding.dtype
-  return dspark.DSparkHead(drafter=drafter.replace(ids=None), first=first.astype(dtype),
-                           second=jnp.zeros((len(ids), rank), dtype),
-                           confidence=jnp.zeros((embedding.shape[1] + rank,), dtype), confidence_bias=jnp.zeros((), dtype),
-                           ids=drafter.ids)
+  return dspark.DSparkHead(
+      drafter=drafter.replace(ids=None), first=first.astype(dtype), second=jnp.zeros((len(ids), rank), dtype),
+      confidence=jnp.zeros((embedding.shape[1] + rank,), dtype), confidence_bias=jnp.zeros((), dtype), ids=drafter.ids)
 
 
 def loss(params: dspark.DSparkHead, embedding: jax.Array, rows: jax.Array, ids: jax.Array, given: dflash.Anchored,

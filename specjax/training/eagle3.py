@@ -14,7 +14,7 @@ import numpy as np
 from specjax.models import draft_layer
 from specjax.models import eagle3
 from specjax.training import batches
-from specjax.training import losses
+from specjax.training import by_depth
 from specjax.training import own_passes
 from specjax.training import shifts
 
@@ -69,17 +69,8 @@ def loss(params: eagle3.Eagle3Head, frozen: shifts.Frozen, ids: jax.Array, batch
     The loss, and a dictionary: "loss_i", and of drafts as a step would see them (argmax of every pass, whether or not
     the draft vocabulary holds the label) "accuracy_i" given that all before were right, "share_i" that all up to i are.
   """
-  law = jax.nn.softmax(jnp.einsum("bsd,ud->bsu", batch.hidden.astype(jnp.float32), frozen.head))
-  drafted = shifts.is_drafted(ids, frozen.embedding.shape[0])
-  total, metrics, track = 0.0, {}, shifts.Track()
-  for i, logits in enumerate(passes(params, frozen.embedding, batch, recipe.passes)):
-    p, top = shifts.ahead(law, 1 + i), shifts.ahead(batch.top, 1 + i)
-    log_q = jax.nn.log_softmax(logits)
-    asked = shifts.asked(batch, 2 + i, recipe.answers_only)
-    value = losses.mean(losses.BY_NAME[recipe.loss](log_q, p), asked & drafted[top])
-    total = total + recipe.decay ** i * value
-    metrics |= {f"loss_{i}": value, **track.add(i, asked, ids[jnp.argmax(log_q, -1)] == top)}
-  return total, metrics
+  made = passes(params, frozen.embedding, batch, recipe.passes)
+  return by_depth.loss(made, frozen.head, ids, batch, recipe, frozen.embedding.shape[0])
 
 
 def passes(params: eagle3.Eagle3Head, embedding: jax.Array, batch: batches.Batch, count: int) -> list[jax.Array]:

@@ -126,7 +126,8 @@ def _blocks(head, loss, target, data, ids, recipe, seed, anchors, proposer):
   return Trainer(params=_trainable(head), **_losses(loss, recipe),
                  arguments=(target.weights.embedding, shifts.head_rows(target, ids), jnp.asarray(ids)),
                  batch=lambda step: drawn(data.batch(step, seed), seed, step),
-                 evaluation=lambda: [drawn(batch, seed, 0, i, answers_only=True) for i, batch in enumerate(data.evaluation())],
+                 evaluation=lambda: [drawn(batch, seed, 0, i, answers_only=True)
+                                     for i, batch in enumerate(data.evaluation())],
                  head=functools.partial(_made_of, head), proposer=proposer)
 
 

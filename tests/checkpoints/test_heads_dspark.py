@@ -1,10 +1,12 @@
 """Files of DSpark's drafters."""
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors import numpy as safetensors_numpy
 
 import head_files as files
 from specjax import cache as cache_lib
@@ -50,6 +52,10 @@ def test_round_trip_is_exact(tmp_path, ids, dtype):
   again = load_head(tmp_path / "head", dtype=dtype)
   assert jax.tree.structure(again) == jax.tree.structure(head)
   jax.tree.map(np.testing.assert_array_equal, again, head)
+  config = json.loads((tmp_path / "head" / "config.json").read_text())
+  for name in ("target_layer_ids", "mask_token_id", "num_anchors", "enable_confidence_head", "markov_rank",
+               "markov_head_type", "confidence_head_with_markov"):  # which DeepSpec's model asserts
+    assert name in config
 
 
 @pytest.mark.parametrize("parts", [{"first": None, "second": None, "confidence": None, "confidence_bias": None},
@@ -63,12 +69,18 @@ def test_heads_may_be_absent(tmp_path, parts):
 
 def test_copies_of_the_targets_matrices_are_compared_with_it(tmp_path):
   """A file whose embedding was trained, or that belongs to another target, would draft something else in silence."""
-  head = load_head(files.HEADS / "dspark", dtype=jnp.float32)
-  shape = head.config.shape
-  target = tiny.decoder(vocab=20)
-  assert target.config.width != shape.width
+  tensors = safetensors_numpy.load_file(files.HEADS / "dspark" / "model.safetensors")
+  own = {name: jnp.asarray(tensors[name], jnp.float32) for name in ("embed_tokens.weight", "lm_head.weight")}
+  tiny_one = tiny.decoder(vocab=20)
+  weights = tiny_one.weights.replace(embedding=own["embed_tokens.weight"], head=own["lm_head.weight"])
+  target = tiny_one.replace(weights=weights, config=dataclasses.replace(tiny_one.config, width=8, layers=8))
+  assert load_head(files.HEADS / "dspark", target=target).rank == 3
+  for field, name in (("embedding", "embed_tokens.weight"), ("head", "lm_head.weight")):
+    other = target.replace(weights=weights.replace(**{field: own[name].at[7].add(1.0)}))
+    with pytest.raises(CheckpointError, match=f"{name} is not the target's"):
+      load_head(files.HEADS / "dspark", target=other)
   with pytest.raises(CheckpointError, match="embed_tokens.weight is not the target's"):
-    load_head(files.HEADS / "dspark", target=target)
+    load_head(files.HEADS / "dspark", target=tiny_one)  # of another width
 
 
 @pytest.mark.parametrize("change, named", [

@@ -15,7 +15,7 @@ NAMES = [f"{path.parent.name}/{path.name}" for path in FOLDERS]
 
 
 def test_what_comes_with_the_default_model():
-  assert set(NAMES) >= {"smollm2-135m/eagle3", "smollm2-135m/medusa", "smollm2-135m/dflash"}
+  assert set(NAMES) >= {"smollm2-135m/eagle3", "smollm2-135m/medusa", "smollm2-135m/dspark"}
   for path, name in zip(FOLDERS, NAMES):
     target, kind = name.split("/")
     assert heads.shipped(target, kind) == path

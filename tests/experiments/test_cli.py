@@ -180,7 +180,7 @@ BAD = {
     "datastore that is not there": (["--methods=retrieval", "--datastore={dir}/none.npz"], ["none.npz"]),
     "costs that are too few": (["--verify_costs=1,2", "--target=nope"], ["--verify_costs=1,2", "6 positive"]),
     "head that does not come along": (["--methods=eagle3"], ["method eagle3", "--eagle3_head"]),
-    "head of another kind": (["--methods=medusa", "--medusa_head={dir}/dflash"], ["--medusa_head", "DFlashHead"]),
+    "head of another kind": (["--methods=medusa", "--medusa_head={dir}/dflash"], ["--medusa_head", "of the kind dflash"]),
     "head of another target": (["--methods=eagle3", "--eagle3_head={dir}/foreign_head"], ["foreign_head", "width"]),
     "head that is not there": (["--methods=dflash", "--dflash_head={dir}/none"], ["none"]),
     "tree and chain of a head": (["--methods=eagle3", "--eagle3_head={dir}/eagle3", "--tree_nodes=8", "--draft_tokens=3"],

@@ -94,13 +94,13 @@ def test_prompt_lookup_finds_something(greedy):
   assert max(saved) > 5 and min(saved) >= 0
 
 
-@pytest.mark.parametrize("kind, tokens_a_step", [("eagle3", 1.4), ("medusa", 1.15), ("dflash", 1.15)])
+@pytest.mark.parametrize("kind, tokens_a_step", [("eagle3", 1.4), ("medusa", 1.15), ("dspark", 1.15)])
 def test_a_shipped_head_drafts_what_the_target_writes(model, greedy, golden, kind, tokens_a_step):
   """In chains of three behind a request for an answer in words, where lookup finds nothing. Far less than its card says
   would mean that it no longer sees what it saw in training."""
   target, _ = model
   head = heads.load_head(heads.shipped("smollm2-135m", kind), target=target)
-  proposer = {"eagle3": proposers.Eagle3, "medusa": proposers.Medusa, "dflash": proposers.DFlash}[kind](
+  proposer = {"eagle3": proposers.Eagle, "medusa": proposers.Medusa, "dspark": proposers.DSpark}[kind](
       head=head, num_tokens=3)
   plain, _ = greedy["chat"]
   result = specjax.generate(target, proposer, [golden["chat_ids"].tolist()], max_new_tokens=int(plain.lengths[0]))

@@ -40,8 +40,8 @@ HEADS = {
     "EAGLE": proposers.Eagle(head=EAGLE, num_tokens=3),
     "EAGLE tree": proposers.EagleTree(head=EAGLE, nodes=7, depth=3, beam=3),
     "EAGLE fixed tree": proposers.EagleFixedTree(head=EAGLE, parents=(0, 0, 0, 1, 1, 2, 3)),
-    "EAGLE-3": proposers.Eagle3(head=EAGLE3, num_tokens=3),
-    "EAGLE-3 tree": proposers.Eagle3Tree(head=EAGLE3, nodes=7, depth=3, beam=3),
+    "EAGLE-3": proposers.Eagle(head=EAGLE3, num_tokens=3),
+    "EAGLE-3 tree": proposers.EagleTree(head=EAGLE3, nodes=7, depth=3, beam=3),
     "Medusa": proposers.Medusa(head=MEDUSA, num_tokens=3),
     "Medusa tree": proposers.Medusa(head=MEDUSA, shape=static_trees.best_first((0.5, 0.2, 0.1), 7, 3)),
     "Hydra": proposers.Hydra(head=HYDRA_PLAIN, num_tokens=3),
@@ -218,7 +218,7 @@ def test_a_row_of_a_large_batch_is_that_row_alone(name):
 
 def test_end_of_sequence_is_never_a_node_of_a_grown_tree():
   everything = tuple(range(24))
-  for proposer in (proposers.Eagle3Tree(head=tiny.eagle3(TARGET, everything), nodes=16, depth=3, beam=4),
+  for proposer in (proposers.EagleTree(head=tiny.eagle3(TARGET, everything), nodes=16, depth=3, beam=4),
                    proposers.DFlash(head=tiny.dflash(TARGET, everything), num_tokens=3, nodes=16, beam=4)):
     state = drivers.start(TARGET, proposer, PROMPTS, max_new_tokens=NEW, eos_ids=[1, 2, 3, 4, 6])
     tree, _ = starting.draft(TARGET, proposer, state)
@@ -237,7 +237,7 @@ def test_features_of_several_proposers_are_computed_once_and_each_reads_its_own(
 @pytest.mark.parametrize("name, proposer", [
     ("EAGLE", proposers.Eagle(head=EAGLE, num_tokens=3, drawing=DRAWN)),
     ("EAGLE fixed tree", proposers.EagleFixedTree(head=EAGLE, parents=(0, 0, 1), children="without_replacement")),
-    ("EAGLE-3", proposers.Eagle3(head=EAGLE3, num_tokens=3, drawing=DRAWN)),
+    ("EAGLE-3", proposers.Eagle(head=EAGLE3, num_tokens=3, drawing=DRAWN)),
     ("Medusa", proposers.Medusa(head=MEDUSA, num_tokens=3, drawing=DRAWN)),
     ("Hydra++", proposers.Hydra(head=HYDRA, num_tokens=3, drawing=DRAWN)),
     ("DFlash", proposers.DFlash(head=DFLASH, num_tokens=3, drawing=DRAWN)),
@@ -330,7 +330,7 @@ def test_siblings_of_hydras_tree_have_children_of_their_own_path():
 
 
 @pytest.mark.parametrize("make", [
-    lambda: proposers.Eagle3Tree(head=tiny.eagle3(WIDE, tuple(range(27))), nodes=16, depth=3, beam=4),
+    lambda: proposers.EagleTree(head=tiny.eagle3(WIDE, tuple(range(27))), nodes=16, depth=3, beam=4),
     lambda: proposers.EagleFixedTree(head=tiny.eagle(WIDE, tuple(range(27))), parents=(0, 0, 0, 0, 0, 1, 1, 2, 2)),
     lambda: proposers.Medusa(head=tiny.medusa(WIDE, tuple(range(27))), shape=static_trees.fixed((4, 2))),
     lambda: proposers.Hydra(head=tiny.hydra(WIDE, tuple(range(27))), shape=static_trees.fixed((4, 2))),
@@ -350,9 +350,10 @@ def test_rows_that_only_fill_the_vocabulary_up_are_never_drafted(make):
 def test_a_head_with_ids_that_the_target_never_emits_is_refused():
   target = WIDE.replace(config=dataclasses.replace(WIDE.config, num_tokens=9))
   for proposer in (proposers.Eagle(head=tiny.eagle(WIDE, (1, 2, 9))),
-                   proposers.Eagle3(head=tiny.eagle3(WIDE, (1, 2, 9))),
+                   proposers.Eagle(head=tiny.eagle3(WIDE, (1, 2, 9))),
                    proposers.Medusa(head=tiny.medusa(WIDE, (1, 9))),
                    proposers.Hydra(head=tiny.hydra(WIDE, (1, 9))),
+                   proposers.DSpark(head=tiny.dspark(WIDE, (1, 9)), num_tokens=3),
                    proposers.DFlash(head=tiny.dflash(WIDE, (1, 9)), num_tokens=3)):
     with pytest.raises(ValueError, match="drafts id 9, and the ids of this target are 0 to 8"):
       jax.eval_shape(lambda: proposer.init(target, 1, 64))  # known while tracing too
@@ -370,7 +371,7 @@ def test_a_head_of_another_target_is_refused(name):
         HEADS[name].init(TARGET.replace(config=dataclasses.replace(TARGET.config, **changes)), 1, 64)
 
 
-@pytest.mark.parametrize("name", ["EAGLE", "EAGLE-3", "Medusa", "Hydra++", "DFlash"])
+@pytest.mark.parametrize("name", ["EAGLE", "EAGLE-3", "Medusa", "Hydra++", "DFlash", "DSpark"])
 def test_a_request_that_leaves_no_draft_id_gets_no_draw(name):
   """There is no law to draw from: q would be no number, and verifiers only seem to get on with that."""
   left = sorted(set(range(24)) - set(IDS))
@@ -384,7 +385,7 @@ def test_a_request_that_leaves_no_draft_id_gets_no_draw(name):
 def test_long_prompts_and_buckets_that_grow():
   """A prefill of two chunks, and a text that leaves its bucket of slots while its row drafts."""
   target = tiny.decoder(vocab=24, max_context=1024)
-  proposer = proposers.Eagle3(head=tiny.eagle3(target, IDS), num_tokens=3)
+  proposer = proposers.Eagle(head=tiny.eagle3(target, IDS), num_tokens=3)
   prompt = (np.arange(240) * 7 % 23).tolist()
   wanted = drivers.generate(target, proposers.Plain(), [prompt], max_new_tokens=40)
   state = drivers.start(target, proposer, [prompt], max_new_tokens=40)
@@ -441,7 +442,7 @@ def test_trees_refuse_draws_and_depths_without_heads():
   with pytest.raises(ValueError, match="no confidence head"):
     proposers.DSpark(head=DSPARK.replace(confidence=None), num_tokens=3, confidence=0.5)
   with pytest.raises(ValueError, match="beam=0"):
-    proposers.Eagle3Tree(head=EAGLE3, beam=0)
+    proposers.EagleTree(head=EAGLE3, beam=0)
   with pytest.raises(ValueError, match="a node has 5 children; at most 2"):
     few = tiny.eagle(TARGET, (3, 4))
     proposers.EagleFixedTree(head=few, parents=(0,) * 6).init(TARGET, 1, 64)

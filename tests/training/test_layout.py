@@ -117,10 +117,10 @@ def laws(logits, ids):
 def test_eagle3_sees_in_training_what_it_sees_in_drafting(change):
   head = noisy(eagle3.init(TARGET, IDS, LAYERS, jax.random.key(0)))
   head = head.replace(config=dataclasses.replace(head.config, **change))
-  found = drafted(proposers.Eagle3(head=head, num_tokens=3, drawing=DRAWN))
+  found = drafted(proposers.Eagle(head=head, num_tokens=3, drawing=DRAWN))
   if not change:
     # Alone, where features are written in another way, and behind a prefill of two chunks.
-    found += drafted(proposers.Eagle3(head=head, num_tokens=3, drawing=DRAWN), [sum(PROMPTS, [])], [0])
+    found += drafted(proposers.Eagle(head=head, num_tokens=3, drawing=DRAWN), [sum(PROMPTS, [])], [0])
   logits = np.asarray(passes(head, TARGET.weights.embedding, as_batch([text + tokens for text, tokens, _ in found]), 3))
   for row, (text, tokens, q) in enumerate(found):
     entry = len(text) - 2  # the token behind it is the pending one
@@ -208,6 +208,10 @@ def log_law(kind, head, text, path):
   batch, entry = as_batch([text + path]), len(text) - 2
   if kind == "eagle3":
     logits = passes(head, TARGET.weights.embedding, batch, 3)[len(path)][0, entry]
+  elif kind == "eagle":
+    logits = eagle_passes(head, shifts.frozen(TARGET, IDS), batch.replace(features=batch.hidden), 3)[len(path)][1][0, entry]
+  elif kind == "hydra":
+    logits = hydra_logits(head, shifts.frozen(TARGET, IDS), batch)[len(path)][0, entry]
   elif kind == "medusa":
     logits = head_logits(head, np.asarray(TARGET.weights.head)[IDS], batch)[len(path)][0, entry]
   elif kind == "dspark":
@@ -239,22 +243,26 @@ def shaped(law, shape):
   return set(map(tuple, paths[1:]))
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "medusa", "dflash", "dspark"])
+SHAPE = static_trees.best_first((0.5, 0.3, 0.1), 8, 3)
+TREES = {  # kind: first weights and the proposer of a tree, of SHAPE or grown
+    "eagle3": (lambda: eagle3.init(TARGET, IDS, LAYERS, jax.random.key(0)),
+               lambda head: proposers.EagleTree(head=head, nodes=16, depth=3, beam=3)),
+    "eagle": (lambda: eagle.init(TARGET, IDS, jax.random.key(0)),
+              lambda head: proposers.EagleFixedTree(head=head, parents=SHAPE.parents)),
+    "medusa": (lambda: medusa.init(TARGET, IDS, 3), lambda head: proposers.Medusa(head=head, shape=SHAPE)),
+    "hydra": (lambda: hydra.init(TARGET, IDS, 3, blocks=2), lambda head: proposers.Hydra(head=head, shape=SHAPE)),
+    "dflash": (lambda: dflash.init(TARGET, IDS, LAYERS, layers=2, block=4, mask_id=23, key=jax.random.key(0)),
+               lambda head: proposers.DFlash(head=head, num_tokens=3, nodes=16, beam=3)),
+    "dspark": (lambda: dspark.init(TARGET, IDS, LAYERS, layers=2, block=3, mask_id=23, rank=4, key=jax.random.key(0)),
+               lambda head: proposers.DSpark(head=head, num_tokens=3, nodes=16, beam=3))}
+
+
+@pytest.mark.parametrize("kind", TREES)
 def test_a_tree_is_made_of_the_laws_of_its_paths(kind):
   """Each node behind the features and tokens of its own ancestors, not of a neighbour in the beam (SGLang 8726)."""
-  shape = static_trees.best_first((0.5, 0.3, 0.1), 8, 3)
-  if kind == "eagle3":
-    head = noisy(eagle3.init(TARGET, IDS, LAYERS, jax.random.key(0)))
-    proposer = proposers.Eagle3Tree(head=head, nodes=16, depth=3, beam=3)
-  elif kind == "medusa":
-    head = noisy(medusa.init(TARGET, IDS, 3))
-    proposer = proposers.Medusa(head=head, shape=shape)
-  elif kind == "dspark":
-    head = noisy(dspark.init(TARGET, IDS, LAYERS, layers=2, block=3, mask_id=23, rank=4, key=jax.random.key(0)))
-    proposer = proposers.DSpark(head=head, num_tokens=3, nodes=8, beam=3)
-  else:
-    head = noisy(dflash.init(TARGET, IDS, LAYERS, layers=2, block=4, mask_id=23, key=jax.random.key(0)))
-    proposer = proposers.DFlash(head=head, num_tokens=3, nodes=16, beam=3)
+  first, propose = TREES[kind]
+  head = noisy(first())
+  proposer = propose(head)
   state = drivers.start(TARGET, proposer, PROMPTS, max_new_tokens=40)
   tree = jax.device_get(starting.draft(TARGET, proposer, state)[0])
   for row, text in enumerate(PROMPTS):
@@ -262,7 +270,7 @@ def test_a_tree_is_made_of_the_laws_of_its_paths(kind):
     paths = [()]
     for node in range(1, tree.size[row]):
       paths.append((*paths[tree.parents[row, node]], int(tree.tokens[row, node])))
-    assert set(paths[1:]) == (shaped(law, shape) if kind == "medusa" else grown(law))
+    assert set(paths[1:]) == (shaped(law, SHAPE) if kind in ("eagle", "medusa", "hydra") else grown(law))
     assert max(map(len, paths)) == 3  # from the second level on parents differ
 
 

@@ -488,6 +488,8 @@ def test_a_single_pass_is_the_first_of_several():
   assert one[1].keys() == {"loss_0", "share_0", "accuracy_0"}
   for name, found in one[1].items():
     assert found == pytest.approx(float(metrics[name]), rel=1e-5), name
+
+
 def test_noise_is_on_what_is_read_and_not_on_what_is_learnt():
   noisy = eagle.read(BATCH, 0.25, np.random.default_rng(0))
   drawn = noisy.features.astype(np.float32) - BATCH.hidden.astype(np.float32)

@@ -1,8 +1,9 @@
-"""DSpark's drafters in files, as DeepSpec writes them; its DFlash, which has no Markov and no confidence head, among them.
+"""DSpark's drafters in files, as DeepSpec writes them, and its DFlash, which has no Markov and no confidence head.
 
 `target_layer_ids` name layers whose output is read, which is the input of the next; -1 is the embedding. Files hold
-copies of the target's embedding and head, frozen in training: they are compared with the target's, not kept, and not
-written. Of the Markov heads only "vanilla" is supported.
+copies of the target's embedding and head, frozen in training: they are compared with the target's and not kept.
+DeepSpec's own code takes them from the file, so `embed_tokens.weight` and `lm_head.weight` have to be put beside what is
+written here for it. Of the Markov heads only "vanilla" is supported.
 
 Ours: `draft_vocab_size` with d2t and t2d, as in EAGLE-3, for a drafter of some ids only; `markov_w2` has as many rows.
 """
@@ -22,6 +23,7 @@ DIALECTS = ("deepspec",)
 FILE = "model.safetensors"
 
 _CHECKED_ROWS = 64  # of the target's matrices
+_ANCHORS = 512  # of a training sequence; DeepSpec's code asks for it in drafting too, and does not read it
 
 
 def is_one(settings: settings_lib.Settings, names) -> bool:
@@ -74,13 +76,14 @@ def write(head: dspark.DSparkHead, dialect: str) -> tuple[dict[str, Any], dict[s
   with_markov = False
   if head.confidence is not None:
     with_markov = head.confidence.shape[0] > config.shape.width
-    tensors |= {"confidence_head.proj.weight": head.confidence[None], "confidence_head.proj.bias": head.confidence_bias[None]}
+    tensors |= {"confidence_head.proj.weight": head.confidence[None],
+                "confidence_head.proj.bias": head.confidence_bias[None]}
   return settings_lib.describe_layers(config.shape) | {
       "architectures": ["Qwen3DSparkModel"], "model_type": "qwen3", "num_hidden_layers": config.layers,
       "layer_types": ["full_attention"] * config.layers, "vocab_size": config.vocab_size,
       "draft_vocab_size": config.draft_vocab, "max_position_embeddings": config.max_context,
       "tie_word_embeddings": False, "block_size": config.block, "mask_token_id": config.mask_id,
-      "target_layer_ids": [layer - 1 for layer in config.features], "markov_rank": head.rank,
+      "target_layer_ids": [layer - 1 for layer in config.features], "num_anchors": _ANCHORS, "markov_rank": head.rank,
       "markov_head_type": "vanilla", "enable_confidence_head": head.confidence is not None,
       "confidence_head_with_markov": with_markov}, tensors
 
@@ -92,7 +95,7 @@ def _check_copy(tensors, name, shape, own):
     return
   copy = tensors.floats(name, shape)
   rows = np.linspace(0, min(shape[0], own.shape[0]) - 1, _CHECKED_ROWS).astype(int)
-  known = np.asarray(own)[rows].astype(np.float32)
-  if copy.shape[1:] != own.shape[1:] or np.abs(copy[rows].astype(np.float32) - known).max() > 0.02 * np.abs(known).max():
+  known, found = np.asarray(own)[rows].astype(np.float32), copy[rows].astype(np.float32)
+  if found.shape != known.shape or np.abs(found - known).max() > 0.02 * np.abs(known).max():
     raise CheckpointError(f"{tensors.path}: {name} is not the target's: the drafter was trained with another target, or "
                           "with a matrix of its own, which is not supported")

@@ -64,6 +64,11 @@ def load_head(path, *, target=None, dtype=None):
   return head
 
 
+def kind_of(head) -> str:
+  """The kind of a head by its short name: "eagle", "eagle3", "medusa", "hydra", "dflash" or "dspark"."""
+  return _KINDS[type(head)].__name__.rpartition(".")[2]
+
+
 def save_head(head, path, dialect: str | None = None, *, dtype=None) -> None:
   """Writes a draft head that `load_head` gives back, bit for bit.
 
@@ -104,5 +109,5 @@ def _kind(settings, tensors):
   for kind in _KINDS.values():
     if kind.is_one(settings, tensors.shapes):
       return kind
-  raise CheckpointError(f"{tensors.path}: is no draft head of a known kind (EAGLE, EAGLE-3, Medusa, Hydra, DFlash, DSpark) by its "
-                        f"config.json and names of tensors, such as {min(tensors.shapes, default=None)!r}")
+  raise CheckpointError(f"{tensors.path}: is no draft head of a known kind (EAGLE, EAGLE-3, Medusa, Hydra, DFlash, "
+                        f"DSpark) by its config.json and names of tensors, such as {min(tensors.shapes, default=None)!r}")
