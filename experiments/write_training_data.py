@@ -36,7 +36,8 @@ def main():
     raise ValueError("--corpus is needed, the folder to write into, and --prompts, files of them, or --own_prompts")
   job = training_data.Job(
       target=settings.TARGET.value, prompts=tuple(_PROMPTS.value or ()), own_prompts=_OWN.value,
-      temperatures=training_data.temperatures(_TEMPERATURES.value), max_new_tokens=settings.MAX_NEW_TOKENS.value, max_prompt_tokens=_MAX_PROMPT.value,
+      temperatures=training_data.temperatures(_TEMPERATURES.value), max_new_tokens=settings.MAX_NEW_TOKENS.value,
+      max_prompt_tokens=_MAX_PROMPT.value,
       max_prompts=_MAX_PROMPTS.value, batch_size=_BATCH_SIZE.value, seed=settings.SEED.value,
       keep_features=_FEATURES.value)
   with tqdm.tqdm(desc="writing", unit="token", smoothing=0.05) as bar:
