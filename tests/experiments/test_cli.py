@@ -189,7 +189,7 @@ BAD = {
                              ["--tree_nodes=8", "--draft_sampled"]),
     "fixed and grown tree of a head": (["--methods=eagle", "--eagle_head={dir}/eagle", "--tree_shape=2,1",
                                         "--tree_beam=2"], ["--tree_shape=2,1", "--tree_beam=2"]),
-    "head of another EAGLE": (["--methods=eagle", "--eagle_head={dir}/eagle3"], ["--eagle_head", "Eagle3Head"]),
+    "head of another EAGLE": (["--methods=eagle", "--eagle_head={dir}/eagle3"], ["--eagle_head", "of the kind eagle3"]),
     "target beside a pair": (["--pair=qwen2.5-coder"], ["--pair=qwen2.5-coder", "--target"]),
     "no method": (["--methods="], ["--methods", "plain, ngram"]),
     "method given twice": (["--methods=plain,plain"], ["--methods", "once"]),
