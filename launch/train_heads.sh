@@ -22,7 +22,7 @@ train() {
   --own_prompts="${OWN_PROMPTS:-1280}" --temperatures=0,0,0.7 --max_new_tokens=128 --batch_size="${BATCH:-32}"
 train --head=eagle3 --passes=3 --outdir="$out/eagle3"
 train --head=dspark --block=4 --head_layers=2 --outdir="$out/dspark"
-train --head=medusa --heads=3 --outdir="$out/medusa"
+train --head=medusa --heads=3 --epochs=1 --outdir="$out/medusa"
 for limit in ${LIMITS:-40000 80000 160000}; do
   train --head=eagle3 --passes=3 --limit_tokens="$limit" --outdir="$out/eagle3-$limit"
 done
