@@ -35,8 +35,8 @@ def test_they_are_loaded_by_name(tmp_path, monkeypatch):
 
 
 def test_they_are_small():
-  """A wheel that carries them stays small: 40 MB together."""
-  assert sum(file.stat().st_size for path in FOLDERS for file in path.iterdir()) <= 40e6
+  """A wheel that carries them stays small: 40 MiB together."""
+  assert sum(file.stat().st_size for path in FOLDERS for file in path.iterdir()) <= 40 * 2**20
 
 
 @pytest.mark.parametrize("path", FOLDERS, ids=NAMES)
