@@ -6,7 +6,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 prepare ""
 echo "== measuring one prompt a category with each method (compiling comes first)"
 "$VENV/bin/python" -m experiments.benchmark --limit=1 --max_new_tokens=64 --repeats=1 --nocosts \
-  --methods=plain,ngram,eagle3 --tree_nodes=4 --tree_depth=3 --tree_beam=3 --outdir=runs/quickstart --overwrite "$@"
+  --methods=plain,ngram,eagle3 --outdir=runs/quickstart --overwrite "$@"
 cat <<TEXT
 
 The whole bundled workload, 72 requests with 128 tokens, takes about 15 minutes on two cores:
