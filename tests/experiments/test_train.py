@@ -135,7 +135,7 @@ def test_training_data_are_prompts_with_the_targets_answers(root, ended):
   assert found["tokens"] == sum(len(file.tokens) for file in files[:2])
   answers = np.concatenate([np.diff(file.offsets) - file.starts for file in files[:2]])
   assert found["answer_tokens"] == answers.sum() and 1 <= answers.min()
-  assert answers.max() == 19 and len(list((root / "data").glob("features-*.npy"))) == 4  # the last token has no features
+  assert answers.max() == 19 and len(list((root / "data").glob("features-*.top.npy"))) >= 2  # the last token has no features
   tokenizer = checkpoints.Tokenizer.from_folder(programs.ROOT / programs.TINY)
   prompts = {tuple(tokenizer.chat([{"role": "user", "content": json.loads(line)["turns"][0]}]))
              for line in (root / "prompts.jsonl").read_text().splitlines()[:69]}

@@ -21,7 +21,8 @@ P = RNG.dirichlet(np.full(7, 0.5), 40).astype(np.float32)
 FORMULAS = {
     "soft_ce": -(P * LOG_Q).sum(-1), "ce": -LOG_Q[np.arange(40), P.argmax(-1)],
     "kl": (P * (np.log(P) - LOG_Q)).sum(-1), "reverse_kl": (Q * (LOG_Q - np.log(P))).sum(-1),
-    "tv": np.abs(P - Q).sum(-1) / 2, "lk": -np.log(np.minimum(P, Q).sum(-1))}
+    "tv": np.abs(P - Q).sum(-1) / 2, "lk": -np.log(np.minimum(P, Q).sum(-1)),
+    "dspark": -0.1 * LOG_Q[np.arange(40), P.argmax(-1)] + 0.9 * np.abs(P - Q).sum(-1)}
 AT_BEST = {"soft_ce": -(P * np.log(P)).sum(-1), "kl": 0, "reverse_kl": 0, "tv": 0, "lk": 0}
 
 
