@@ -2,7 +2,7 @@
 # The draft heads of a target, from prompts to heads and their curves: answers by the target with their features,
 # EAGLE-3, DSpark and Medusa, and EAGLE-3 on parts of the data, which shows what more of it would give. Whatever stopped
 # goes on with the same command. Hours on two cores, minutes on an accelerator, where the batches may be larger (BATCH,
-# TOKENS). Paths are seen from the repository's folder. The heads that come with specjax were made by this, of the 1,385
+# TOKENS). Paths are seen from the repository's folder. The heads that come with specjax were made by this, of the 1,357
 # chat prompts that their cards name.
 #
 #   launch/train_heads.sh prompts.jsonl[,more.jsonl] runs/heads

@@ -104,7 +104,8 @@ def _hierarchical(given):
 # By head and rank, for heads without a table of their own: the first column is that of Medusa's 7B heads, the others fall
 # as theirs do.
 _MEDUSA_ACCURACY = [[top * share for share in (1, 0.25, 0.12, 0.08)] for top in (0.56, 0.32, 0.2, 0.15, 0.12)]
-# By rank, the same at every depth as for a draft model: each of these heads sees the path above it.
+# By rank, for heads without a table of their own: the default of --tree_acceptance at every depth, as for a draft model,
+# since each of these heads sees the path above it. Not measured on a head.
 _HYDRA_ACCURACY = (0.6, 0.15, 0.07, 0.04)
 
 
