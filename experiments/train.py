@@ -22,10 +22,13 @@ _BATCH = flags.DEFINE_integer("batch_tokens", 2048, "Tokens of a batch, about.",
 _MAX_TOKENS = flags.DEFINE_integer("max_tokens", 384, "Sequences are cut there.", lower_bound=16)
 _VOCAB = flags.DEFINE_integer("draft_vocab", 4096, "Ids that the head drafts: the most frequent ones of the corpus; 0 "
                               "for all.", lower_bound=0)
-_LOSS = flags.DEFINE_enum("loss", "soft_ce", training.LOSSES, "Loss against the target's law.")
+_LOSS = flags.DEFINE_enum("loss", "soft_ce", training.LOSSES, "Loss against the target's law; text_ce: the cross "
+                          "entropy of the text's own tokens, as DeepSeek and FastMTP train.")
 _ANSWERS = flags.DEFINE_bool("answers_only", True, "Learn from the target's own answers alone, not from prompts.")
 _PASSES = flags.DEFINE_integer("passes", None, "eagle3: passes of the training-time test, 4 by default. eagle: 1 by "
-                               "default, as EAGLE trains; 3 for HASS.", lower_bound=1)
+                               "default, as EAGLE trains; 3 for HASS. mtp: 3 by default, as in FastMTP.", lower_bound=1)
+_DECAY = flags.DEFINE_float("pass_decay", 0.6, "mtp: weight of a pass beside the one before it; 0.6 is FastMTP's, 1 "
+                            "DeepSeek's mean over depths.", lower_bound=0)
 _NOISE = flags.DEFINE_float("noise", 0.1, "eagle: features are read with uniform noise of up to it.", lower_bound=0)
 _HEADS = flags.DEFINE_integer("heads", 4, "medusa and hydra: number of heads.", lower_bound=1)
 _BLOCKS = flags.DEFINE_integer("blocks", 4, "hydra: residual blocks of each head.", lower_bound=1)
@@ -50,7 +53,7 @@ def main():
       max_tokens=_MAX_TOKENS.value, draft_vocab=_VOCAB.value, loss=_LOSS.value, answers_only=_ANSWERS.value,
       passes=_PASSES.value or training.PASSES.get(_HEAD.value, 4), heads=_HEADS.value, blocks=_BLOCKS.value,
       prefix_attention=_PREFIX.value, block=_BLOCK.value, head_layers=_LAYERS.value, markov_rank=_RANK.value,
-      start=_START.value, noise=_NOISE.value,
+      start=_START.value, noise=_NOISE.value, pass_decay=_DECAY.value,
       evaluate_every=_EVALUATE.value, seed=settings.SEED.value)
   training.check_read(job, flags.FLAGS)
   found = training.run(job)

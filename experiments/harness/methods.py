@@ -110,7 +110,7 @@ _HYDRA_ACCURACY = (0.6, 0.15, 0.07, 0.04)
 
 
 def _eagle(kind, flag):
-  """The builder of a head of EAGLE's: a chain, a tree of fixed shape, or one that is grown."""
+  """The builder of a head that recurs, as EAGLE's do: a chain, a tree of fixed shape, or one that is grown."""
   def built(given):
     head = options.head(given, kind, flag)
     parents = options.shape_or_grown()
@@ -221,6 +221,7 @@ _METHODS = {
     "layer_skip": Method(_layer_skip, _CHAIN + (options.SKIPPED,), samples=_drawn),
     "eagle": Method(_eagle("eagle", options.EAGLE), _EAGLE + (options.EAGLE,), samples=_drawn_or_tree),
     "eagle3": Method(_eagle("eagle3", options.EAGLE3), _EAGLE + (options.EAGLE3,), samples=_drawn_or_tree),
+    "mtp": Method(_eagle("mtp", options.MTP), _EAGLE + (options.MTP,), samples=_drawn_or_tree),
     "medusa": Method(_medusa, _CHAIN + _TREE + (options.MEDUSA,), samples=_drawn),
     "hydra": Method(_hydra, _CHAIN + _TREE + (options.HYDRA,), samples=_drawn),
     "dflash": Method(_dflash, _CHAIN + _TREE + (options.DFLASH, options.DEPTH, options.BEAM), samples=_drawn),

@@ -22,15 +22,17 @@ from specjax.training import hydra
 from specjax.training import loop
 from specjax.training import losses
 from specjax.training import medusa
+from specjax.training import mtp
 from specjax.training import trainers
 from specjax.training import vocabulary
 
-LOSSES = tuple(losses.BY_NAME)
+LOSSES = (*losses.BY_NAME, losses.TEXT)
+_FROM_TEXT = "eagle3", "mtp", "medusa", "hydra"  # whose loss may be that
 # Which flags do not belong to all kinds.
-HEADS = {"eagle3": ("passes",), "eagle": ("passes", "noise"), "medusa": ("heads",),
+HEADS = {"eagle3": ("passes",), "eagle": ("passes", "noise"), "mtp": ("passes", "pass_decay"), "medusa": ("heads",),
          "hydra": ("heads", "blocks", "prefix_attention"), "dflash": ("block", "head_layers"),
          "dspark": ("block", "head_layers", "markov_rank")}
-PASSES = {"eagle3": 4, "eagle": 1}
+PASSES = {"eagle3": 4, "eagle": 1, "mtp": 3}
 _PROMPTS, _NEW_TOKENS = 12, 64  # held-out prompts that are drafted for, and output tokens of each
 
 
@@ -59,6 +61,7 @@ class Job:
   markov_rank: int
   start: str | None
   noise: float
+  pass_decay: float
   evaluate_every: int
   seed: int
 
@@ -71,6 +74,8 @@ def check_read(job: Job, given) -> None:
       raise ValueError(f"--{name}={given[name].value} is an option of {readers}, and this is --head={job.head}")
   if job.start and not given["draft_vocab"].using_default_value:
     raise ValueError(f"--draft_vocab={job.draft_vocab}: the head of --start_from={job.start} has its ids; leave it out")
+  if job.loss == losses.TEXT and job.head not in _FROM_TEXT:
+    raise ValueError(f"--loss={job.loss} is for --head={' or '.join(_FROM_TEXT)}, and this is --head={job.head}")
   path = pathlib.Path(job.outdir) / "config.json"
   if path.exists():
     known, wanted = json.loads(path.read_text()), _facts(job)
@@ -154,6 +159,9 @@ def _trainer(job, target, data, start):
   if job.head == "eagle":
     recipe = eagle.Recipe(passes=job.passes, noise=job.noise, **common)
     return trainers.train_eagle(target, data, ids, recipe, job.seed, start), covered
+  if job.head == "mtp":
+    recipe = mtp.Recipe(passes=job.passes, decay=job.pass_decay, **common)
+    return trainers.train_mtp(target, data, ids, recipe, job.seed, start), covered
   if job.head == "medusa":
     return trainers.train_medusa(target, data, ids, medusa.Recipe(**common), job.seed, heads=job.heads, start=start), covered
   if job.head == "hydra":
@@ -175,7 +183,7 @@ def _start(job, target):
   kind = heads.kind_of(head)
   if kind != job.head:
     raise ValueError(f"--start_from={job.start} is a head of the kind {kind}, and this is --head={job.head}")
-  own = {"medusa": lambda: {"heads": head.config.heads}, "eagle3": lambda: {}, "eagle": lambda: {},
+  own = {"medusa": lambda: {"heads": head.config.heads}, "eagle3": lambda: {}, "eagle": lambda: {}, "mtp": lambda: {},
          "hydra": lambda: {"heads": head.config.heads, "blocks": head.config.blocks,
                            "prefix_attention": head.prefix is not None},
          "dflash": lambda: {"block": head.config.block, "head_layers": head.config.layers},

@@ -3,7 +3,8 @@
 The feature at token t and the embedding of token t + 1 predict token t + 2. Behind the pending token the head's own
 output takes the place of features; after every step the true ones replace it. The head is that of EAGLE-1 and 2, which
 reads what the target's own head reads and predicts it (arXiv 2401.15077), or that of EAGLE-3, which reads three layers
-(arXiv 2503.01840). It drafts a chain; EAGLE-1's tree of fixed shape, whose tokens are the most probable or draws
+(arXiv 2503.01840), or a module of multi-token prediction that is used again on its own output (FastMTP, arXiv
+2509.18362). It drafts a chain; EAGLE-1's tree of fixed shape, whose tokens are the most probable or draws
 without replacement; or EAGLE-2's tree (arXiv 2406.16858), grown where the head is sure, see `growth`.
 
 The head may draft from a part of the vocabulary only; what it never drafts the target still emits.
@@ -72,7 +73,7 @@ class Eagle(Headed, autoregressive.Chained):
   """Drafts a chain of up to `num_tokens` tokens with `head`.
 
   Attributes:
-    head: a `models.eagle.EagleHead` or `models.eagle3.Eagle3Head`; its weights are leaves.
+    head: a `models.eagle.EagleHead`, `models.eagle3.Eagle3Head` or `models.mtp.MtpHead`; its weights are leaves.
     num_tokens: N.
     drawing, length: as of `DraftModel`.
 

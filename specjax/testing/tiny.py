@@ -23,6 +23,7 @@ from specjax.training import eagle as training_eagle
 from specjax.training import eagle3 as training_eagle3
 from specjax.training import hydra as training_hydra
 from specjax.training import medusa as training_medusa
+from specjax.training import mtp as training_mtp
 
 
 def decoder(layers=4, seed=0, scale=0.3, vocab=24, max_context=128) -> Decoder:
@@ -66,6 +67,11 @@ def eagle(target: Decoder, ids: tuple[int, ...], seed: int = 0):
   head = training_eagle.init(target, np.asarray(ids), jax.random.key(seed))
   norm = target.weights.layers[-1].attention_norm
   return _noisy(head.replace(layers=head.layers * 2, input_norms=(norm,)), seed)
+
+
+def mtp(target: Decoder, ids: tuple[int, ...], seed: int = 0):
+  """A module of multi-token prediction for a target, made of its last layer and of noise."""
+  return _noisy(training_mtp.init(target, np.asarray(ids), jax.random.key(seed)), seed)
 
 
 def medusa(target: Decoder, ids: tuple[int, ...], heads: int = 3, seed: int = 0):

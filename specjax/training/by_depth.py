@@ -19,7 +19,8 @@ def loss(made: list[jax.Array], rows: jax.Array, ids: jax.Array, batch: batches.
 
   Args:
     made: N x f[B, S, U], the logits of every depth. rows: f[U, D], the target's head at `ids` i32[U].
-    recipe: with `decay`, depth i weighs decay ** i, `loss` and `answers_only`.
+    recipe: with `decay`, depth i weighs decay ** i, `loss`, a name of `losses.BY_NAME` or `losses.TEXT`, which asks for
+      the token of the text where it is a draft id, and `answers_only`.
   """
   law = jax.nn.softmax(jnp.einsum("bsd,ud->bsu", batch.hidden.astype(jnp.float32), rows))
   drafted = shifts.is_drafted(ids, vocab_size)
@@ -28,7 +29,11 @@ def loss(made: list[jax.Array], rows: jax.Array, ids: jax.Array, batch: batches.
     p, top = shifts.ahead(law, 1 + i), shifts.ahead(batch.top, 1 + i)
     log_q = jax.nn.log_softmax(logits)
     asked = shifts.asked(batch, 2 + i, recipe.answers_only)
-    value = losses.mean(losses.BY_NAME[recipe.loss](log_q, p), asked & drafted[top])
+    if recipe.loss == losses.TEXT:
+      label = shifts.ahead(batch.tokens, 2 + i)
+      value = losses.mean(losses.cross_entropy(log_q, ids == label[..., None]), asked & drafted[label])
+    else:
+      value = losses.mean(losses.BY_NAME[recipe.loss](log_q, p), asked & drafted[top])
     total = total + recipe.decay ** i * value
     metrics |= {f"loss_{i}": value, **track.add(i, asked, ids[jnp.argmax(log_q, -1)] == top)}
   return total, metrics

@@ -25,7 +25,7 @@ class Recipe:
 
   Attributes:
     passes: P. decay: pass i weighs decay ** i.
-    loss: a name of `losses.BY_NAME`.
+    loss: a name of `losses.BY_NAME`, or `losses.TEXT`.
     answers_only: prompts are read and not learnt from; else every token of the text is a label.
   """
   passes: int = 4

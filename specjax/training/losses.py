@@ -54,6 +54,7 @@ def smooth_l1(x: jax.Array, y: jax.Array) -> jax.Array:
   return jnp.where(size < 1, 0.5 * size * size, size - 0.5).mean(-1)
 
 
+TEXT = "text_ce"  # stands for -log q of the text's own token, of heads that `by_depth` trains
 BY_NAME = {"soft_ce": soft_cross_entropy, "ce": cross_entropy, "kl": forward_kl, "reverse_kl": reverse_kl,
            "tv": total_variation, "lk": likelihood, "dspark": dspark}
 

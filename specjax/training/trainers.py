@@ -19,6 +19,7 @@ from specjax.training import eagle
 from specjax.training import eagle3
 from specjax.training import hydra
 from specjax.training import medusa
+from specjax.training import mtp
 from specjax.training import shifts
 
 
@@ -76,6 +77,16 @@ def train_eagle(target, data: batches.Data, ids: np.ndarray, recipe: eagle.Recip
                  evaluation=lambda: [eagle.read(batch) for batch in data.evaluation()],
                  head=functools.partial(_made_of, head),
                  proposer=lambda head: proposers.Eagle(head=head, num_tokens=drafts))
+
+
+def train_mtp(target, data: batches.Data, ids: np.ndarray, recipe: mtp.Recipe, seed: int, start: Any = None) -> Trainer:
+  """A module of multi-token prediction; from `start` if given."""
+  head = start or mtp.init(target, ids, jax.random.key(seed))
+  return Trainer(params=_trainable(head), **_losses(mtp.loss, recipe),
+                 arguments=(shifts.frozen(target, ids), jnp.asarray(ids)),
+                 batch=lambda step: data.batch(step, seed), evaluation=data.evaluation,
+                 head=functools.partial(_made_of, head),
+                 proposer=lambda head: proposers.Eagle(head=head, num_tokens=recipe.passes))
 
 
 def train_medusa(target, data: batches.Data, ids: np.ndarray, recipe: medusa.Recipe, seed: int, *, heads: int,

@@ -13,6 +13,7 @@ import numpy as np
 from specjax.checkpoints.errors import CheckpointError
 from specjax.models import draft_layer
 
+_QUERY = "self_attn.q_proj.weight"
 _FLOATS = tuple(map(np.dtype, (np.float32, np.float16, ml_dtypes.bfloat16)))
 
 
@@ -65,7 +66,7 @@ def _parts(shape: draft_layer.LayerShape, into: int, normed_heads: bool, biased:
   e, m, c = shape.width, shape.mlp_width, shape.head_width
   q, k = shape.heads * c, shape.kv_heads * c
   found = {
-      "qkv": [("self_attn.q_proj.weight", q, (into,)), ("self_attn.k_proj.weight", k, (into,)),
+      "qkv": [(_QUERY, q, (into,)), ("self_attn.k_proj.weight", k, (into,)),
               ("self_attn.v_proj.weight", k, (into,))],
       "attention_out": [("self_attn.o_proj.weight", e, (q,))], "mlp_norm": [("post_attention_layernorm.weight", e, ())],
       "gate_up": [("mlp.gate_proj.weight", m, (e,)), ("mlp.up_proj.weight", m, (e,))],
@@ -78,12 +79,22 @@ def _parts(shape: draft_layer.LayerShape, into: int, normed_heads: bool, biased:
 
 
 def read_layer(tensors: Tensors, prefix: str, shape: draft_layer.LayerShape, into: int, *,
-               normed_heads: bool, biased: bool = False) -> draft_layer.DraftLayer:
+               normed_heads: bool, biased: bool = False, gated: bool = False) -> draft_layer.DraftLayer:
   """A decoder layer; `into` is the width I of what its attention takes, `normed_heads` asks for query and key norms,
-  `biased` for biases of queries, keys and values."""
-  return draft_layer.DraftLayer(**{
-      field: jnp.asarray(np.concatenate([tensors.floats(prefix + name, (rows, *rest)) for name, rows, rest in parts]))
-      for field, parts in _parts(shape, into, normed_heads, biased).items()})
+  `biased` for biases of queries, keys and values, `gated` for a gate of the attention, whose rows stand in `q_proj`
+  behind those of each query head."""
+  found, gate = {}, None
+  for field, parts in _parts(shape, into, normed_heads, biased).items():
+    pieces = []
+    for name, rows, rest in parts:
+      if gated and name == _QUERY:
+        both = tensors.floats(prefix + name, (2 * rows, *rest)).reshape(shape.heads, 2, -1, into)
+        gate = jnp.asarray(both[:, 1].reshape(rows, into))
+        pieces.append(both[:, 0].reshape(rows, into))
+      else:
+        pieces.append(tensors.floats(prefix + name, (rows, *rest)))
+    found[field] = jnp.asarray(np.concatenate(pieces))
+  return draft_layer.DraftLayer(**found, gate=gate)
 
 
 def write_layer(layer: draft_layer.DraftLayer, prefix: str, shape: draft_layer.LayerShape) -> dict[str, Any]:
@@ -95,6 +106,10 @@ def write_layer(layer: draft_layer.DraftLayer, prefix: str, shape: draft_layer.L
     for name, rows, _ in parts:
       found[prefix + name] = getattr(layer, field)[start:start + rows]
       start += rows
+  if layer.gate is not None:
+    heads = lambda x: jnp.asarray(x).reshape(shape.heads, 1, shape.head_width, -1)
+    both = jnp.concatenate([heads(found[prefix + _QUERY]), heads(layer.gate)], axis=1)
+    found[prefix + _QUERY] = both.reshape(-1, both.shape[-1])
   return found
 
 
