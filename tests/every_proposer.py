@@ -25,7 +25,7 @@ DRAWN = proposers.Drawing(sampled=True)
 NGRAM = proposers.NGram(min_ngram=1, num_tokens=3)
 SOME = (0, 1, 2, 4)  # the ids that heads draft: never all of them
 EAGLE3, MEDUSA, DFLASH = tiny.eagle3(DECODER, SOME), tiny.medusa(DECODER, SOME), tiny.dflash(DECODER, SOME)
-DSPARK, EAGLE = tiny.dspark(DECODER, SOME), tiny.eagle(DECODER, SOME)
+DSPARK, EAGLE, MTP = tiny.dspark(DECODER, SOME), tiny.eagle(DECODER, SOME), tiny.mtp(DECODER, SOME)
 HYDRA, HYDRA_PLAIN = tiny.hydra(DECODER, SOME), tiny.hydra(DECODER, SOME, prefix=False)
 
 
@@ -72,6 +72,10 @@ ENTRIES = [
                                                                  children="without_replacement"), DECODER),
     Entry("EAGLE-3, drawn", proposers.Eagle(head=EAGLE3, num_tokens=3, drawing=DRAWN), DECODER),
     Entry("EAGLE-3 tree", proposers.EagleTree(head=EAGLE3, nodes=8, depth=3, beam=2), DECODER),
+    Entry("MTP", proposers.Eagle(head=MTP, num_tokens=3), DECODER),
+    Entry("MTP, drawn", proposers.Eagle(head=MTP, num_tokens=3, drawing=DRAWN), DECODER),
+    Entry("MTP tree", proposers.EagleTree(head=MTP, nodes=8, depth=3, beam=2), DECODER),
+    Entry("MTP fixed tree", proposers.EagleFixedTree(head=MTP, parents=(0, 0, 0, 1, 1, 3)), DECODER),
     Entry("Medusa", proposers.Medusa(head=MEDUSA, num_tokens=3), DECODER),
     Entry("Medusa, drawn", proposers.Medusa(head=MEDUSA, num_tokens=3, drawing=DRAWN), DECODER),
     Entry("Medusa tree", proposers.Medusa(head=MEDUSA, shape=static_trees.best_first((0.5, 0.2, 0.1), 8, 3)), DECODER),

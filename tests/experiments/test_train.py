@@ -15,7 +15,8 @@ import programs
 
 TARGET = f"--target={programs.TINY}"
 TRAIN = [TARGET, "--steps=5", "--batch_tokens=512", "--max_tokens=64"]
-KINDS = {"eagle3": ["--passes=2"], "eagle": ["--passes=2", "--noise=0.05"], "medusa": ["--heads=2"],
+KINDS = {"eagle3": ["--passes=2"], "eagle": ["--passes=2", "--noise=0.05"],
+         "mtp": ["--passes=2", "--pass_decay=1", "--loss=text_ce"], "medusa": ["--heads=2"],
          "hydra": ["--heads=2", "--blocks=2"], "dflash": ["--block=4", "--head_layers=1"],
          "dspark": ["--block=3", "--head_layers=1", "--markov_rank=4"]}
 FIRST = "--batch_size=8", "--max_new_tokens=20"
@@ -30,6 +31,7 @@ cli.keep_compiled_programs()
 target, _ = specjax.load({tiny!r})
 made = {{"eagle3": lambda head: proposers.Eagle(head=head, num_tokens=2),
          "eagle": lambda head: proposers.Eagle(head=head, num_tokens=2),
+         "mtp": lambda head: proposers.Eagle(head=head, num_tokens=2),
          "medusa": lambda head: proposers.Medusa(head=head, num_tokens=2),
          "hydra": lambda head: proposers.Hydra(head=head, num_tokens=2),
          "dflash": lambda head: proposers.DFlash(head=head, num_tokens=3),
@@ -98,6 +100,7 @@ def ended(root, tmp_path_factory):
       "grown": (*train("medusa", "medusa"), f"import shutil; shutil.copy({first!r}, {third!r})"),
       "other flag": (*train("medusa", "refused", "--passes=3"), ""),
       "flag of two": (*train("dflash", "refused", "--heads=3"), ""),
+      "other loss": (*train("dspark", "refused", "--loss=text_ce"), ""),
       "foreign": (*train("medusa", "refused", corpora=("foreign",)), ""),
       "no corpus": (*train("medusa", "refused", corpora=("eval",)), ""),
       "few": (*train("medusa", "refused", corpora=("few",)), ""),
@@ -170,7 +173,7 @@ def test_a_run_leaves_a_head_its_numbers_and_their_picture(root, ended, kind):
   assert programs.TINY in card and str(root) not in card
   head = heads.load_head(root / kind / "head")
   assert len(head.ids) == 40 and list(head.ids) == sorted(set(head.ids.tolist()))
-  sizes = {"eagle3": ("draft_vocab", 40), "eagle": ("draft_vocab", 40), "medusa": ("heads", 2), "hydra": ("blocks", 2),
+  sizes = {"eagle3": ("draft_vocab", 40), "eagle": ("draft_vocab", 40), "mtp": ("draft_vocab", 40), "medusa": ("heads", 2), "hydra": ("blocks", 2),
            "dflash": ("block", 4), "dspark": ("block", 3)}
   assert getattr(head.config, sizes[kind][0]) == sizes[kind][1]
 
@@ -197,6 +200,7 @@ def test_a_run_that_is_done_writes_again_what_is_lost_and_trains_no_more(ended):
     ("changed", "holds a run with learning_rate=0.001, not 0.1"), ("grown", "choose another folder"),
     ("other flag", "--passes=3 is an option of --head=eagle3"),
     ("flag of two", "--heads=3 is an option of --head=medusa and --head=hydra, and this is --head=dflash"),
+    ("other loss", "--loss=text_ce is for --head=eagle3 or mtp or medusa or hydra, and this is --head=dspark"),
     ("foreign", "was written by 'smollm2-135m'"),
     ("no corpus", "holds no corpus"), ("few", "too few; write more"),
     ("other start", "is a head of the kind eagle3"), ("other size", "has 2"), ("own ids", "--draft_vocab=9"), ("too deep", "--head_layers"),

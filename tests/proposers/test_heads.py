@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 TARGET, WIDE = tiny.decoder(vocab=24, max_context=256), tiny.decoder(vocab=27, max_context=256)
 IDS = tuple(i for i in range(24) if i % 5)  # some ids are never drafted
 EAGLE3, MEDUSA, DFLASH = tiny.eagle3(TARGET, IDS), tiny.medusa(TARGET, IDS), tiny.dflash(TARGET, IDS)
-DSPARK, EAGLE = tiny.dspark(TARGET, IDS), tiny.eagle(TARGET, IDS)
+DSPARK, EAGLE, MTP = tiny.dspark(TARGET, IDS), tiny.eagle(TARGET, IDS), tiny.mtp(TARGET, IDS)
 HYDRA, HYDRA_PLAIN = tiny.hydra(TARGET, IDS), tiny.hydra(TARGET, IDS, prefix=False)
 DRAWN = proposers.Drawing(sampled=True)
 HEADS = {
@@ -42,6 +42,8 @@ HEADS = {
     "EAGLE fixed tree": proposers.EagleFixedTree(head=EAGLE, parents=(0, 0, 0, 1, 1, 2, 3)),
     "EAGLE-3": proposers.Eagle(head=EAGLE3, num_tokens=3),
     "EAGLE-3 tree": proposers.EagleTree(head=EAGLE3, nodes=7, depth=3, beam=3),
+    "MTP": proposers.Eagle(head=MTP, num_tokens=3),
+    "MTP tree": proposers.EagleTree(head=MTP, nodes=7, depth=3, beam=3),
     "Medusa": proposers.Medusa(head=MEDUSA, num_tokens=3),
     "Medusa tree": proposers.Medusa(head=MEDUSA, shape=static_trees.best_first((0.5, 0.2, 0.1), 7, 3)),
     "Hydra": proposers.Hydra(head=HYDRA_PLAIN, num_tokens=3),
@@ -154,7 +156,7 @@ def test_a_prompt_of_one_token_drafts_nothing_at_first(name):
   assert (np.asarray(starting.draft(TARGET, proposer, state)[0].size) > 1).tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize("name", ["EAGLE", "EAGLE-3", "DFlash", "Hydra++"])
+@pytest.mark.parametrize("name", ["EAGLE", "EAGLE-3", "MTP", "DFlash", "Hydra++"])
 def test_a_head_drafts_up_to_its_own_context_only(name):
   """Positions that it was not made for (buun-llama-cpp 32: a drafter beyond its context collapses)."""
   proposer = HEADS[name]
@@ -167,7 +169,7 @@ def test_a_head_drafts_up_to_its_own_context_only(name):
     for text, draft in row.items():
       # Greatest position that is run; a layer of prefix attention sees no drafted token.
       deepest = len(text) - 1 + {"DFlash": DFLASH.config.block - 1, "Hydra++": -1}.get(name, 2)
-      assert len(draft[0]) == 1 or deepest < 20 + name.startswith("EAGLE")
+      assert len(draft[0]) == 1 or deepest < 20 + name.startswith(("EAGLE", "MTP"))
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -238,6 +240,7 @@ def test_features_of_several_proposers_are_computed_once_and_each_reads_its_own(
     ("EAGLE", proposers.Eagle(head=EAGLE, num_tokens=3, drawing=DRAWN)),
     ("EAGLE fixed tree", proposers.EagleFixedTree(head=EAGLE, parents=(0, 0, 1), children="without_replacement")),
     ("EAGLE-3", proposers.Eagle(head=EAGLE3, num_tokens=3, drawing=DRAWN)),
+    ("MTP", proposers.Eagle(head=MTP, num_tokens=3, drawing=DRAWN)),
     ("Medusa", proposers.Medusa(head=MEDUSA, num_tokens=3, drawing=DRAWN)),
     ("Hydra++", proposers.Hydra(head=HYDRA, num_tokens=3, drawing=DRAWN)),
     ("DFlash", proposers.DFlash(head=DFLASH, num_tokens=3, drawing=DRAWN)),
@@ -371,7 +374,7 @@ def test_a_head_of_another_target_is_refused(name):
         HEADS[name].init(TARGET.replace(config=dataclasses.replace(TARGET.config, **changes)), 1, 64)
 
 
-@pytest.mark.parametrize("name", ["EAGLE", "EAGLE-3", "Medusa", "Hydra++", "DFlash", "DSpark"])
+@pytest.mark.parametrize("name", ["EAGLE", "EAGLE-3", "MTP", "Medusa", "Hydra++", "DFlash", "DSpark"])
 def test_a_request_that_leaves_no_draft_id_gets_no_draw(name):
   """There is no law to draw from: q would be no number, and verifiers only seem to get on with that."""
   left = sorted(set(range(24)) - set(IDS))
@@ -400,8 +403,8 @@ def test_long_prompts_and_buckets_that_grow():
   assert drafts[0] == drafts[1] and len(drafts[0][0]) == 4
 
 
-@pytest.mark.parametrize("name", ["EAGLE", "EAGLE fixed tree", "EAGLE-3", "EAGLE-3 tree", "Medusa", "Hydra", "Hydra++",
-                                  "Hydra++ tree", "DFlash", "DSpark", "DSpark tree"])
+@pytest.mark.parametrize("name", ["EAGLE", "EAGLE fixed tree", "EAGLE-3", "EAGLE-3 tree", "MTP", "MTP tree", "Medusa",
+                                  "Hydra", "Hydra++", "Hydra++ tree", "DFlash", "DSpark", "DSpark tree"])
 def test_where_no_row_drafts_no_product_with_the_vocabulary_is_left(name):
   """Behind a lookup that has a draft a head costs nothing: its products stand inside of branches."""
   state = drivers.start(TARGET, HEADS[name], PROMPTS, max_new_tokens=NEW)
@@ -446,7 +449,7 @@ def test_trees_refuse_draws_and_depths_without_heads():
   with pytest.raises(ValueError, match="a node has 5 children; at most 2"):
     few = tiny.eagle(TARGET, (3, 4))
     proposers.EagleFixedTree(head=few, parents=(0,) * 6).init(TARGET, 1, 64)
-  for proposer in (HEADS["EAGLE"], HEADS["EAGLE-3"], HEADS["Medusa"], HEADS["Hydra++"], HEADS["DFlash"]):
+  for proposer in (HEADS["EAGLE"], HEADS["EAGLE-3"], HEADS["MTP"], HEADS["Medusa"], HEADS["Hydra++"], HEADS["DFlash"]):
     with pytest.raises(ValueError, match="width"):
       wide = TARGET.replace(config=dataclasses.replace(TARGET.config, width=32))
       proposer.init(wide, 1, 64)

@@ -28,6 +28,7 @@ from specjax.training import eagle
 from specjax.training import eagle3
 from specjax.training import hydra
 from specjax.training import medusa
+from specjax.training import mtp
 from specjax.training import shifts
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -98,6 +99,7 @@ def compute(tokens):
 
 passes = jax.jit(eagle3.passes, static_argnums=3)
 eagle_passes = jax.jit(eagle.passes, static_argnums=3)
+mtp_passes = jax.jit(mtp.passes, static_argnums=3)
 head_logits = jax.jit(medusa.head_logits)
 hydra_logits = jax.jit(hydra.head_logits)
 blocks = jax.jit(dflash.blocks)
@@ -135,6 +137,25 @@ def test_eagle_sees_in_training_what_it_sees_in_drafting():
   made = eagle_passes(head, shifts.frozen(TARGET, IDS), batch, 3)
   for row, (text, tokens, q) in enumerate(found):
     logits = np.stack([np.asarray(logits[row, len(text) - 2]) for _, logits in made[:len(tokens)]])
+    np.testing.assert_allclose(laws(logits, IDS), q, atol=2e-5)
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["Llama's layer", "Qwen3-Next's layer"])
+def test_a_module_of_multi_token_prediction_sees_in_training_what_it_sees_in_drafting(gated):
+  head = mtp.init(TARGET, IDS, jax.random.key(0))
+  if gated:  # of which positions turn a part of each head
+    c = head.config.shape
+    head = head.replace(layer=head.layer.replace(
+        gate=head.layer.attention_out.T, query_norm=jnp.ones(c.head_width), key_norm=jnp.ones(c.head_width)),
+        config=dataclasses.replace(head.config, shape=dataclasses.replace(c, rotary_width=2)))
+  head = noisy(head)
+  proposer = proposers.Eagle(head=head, num_tokens=3, drawing=DRAWN)
+  found = drafted(proposer)
+  if not gated:
+    found += drafted(proposer, [sum(PROMPTS, [])], [0])  # alone, and behind a prefill of two chunks
+  made = mtp_passes(head, shifts.frozen(TARGET, IDS), as_batch([text + tokens for text, tokens, _ in found]), 3)
+  for row, (text, tokens, q) in enumerate(found):
+    logits = np.stack([np.asarray(logits[row, len(text) - 2]) for logits in made[:len(tokens)]])
     np.testing.assert_allclose(laws(logits, IDS), q, atol=2e-5)
 
 
@@ -210,6 +231,8 @@ def log_law(kind, head, text, path):
     logits = passes(head, TARGET.weights.embedding, batch, 3)[len(path)][0, entry]
   elif kind == "eagle":
     logits = eagle_passes(head, shifts.frozen(TARGET, IDS), batch.replace(features=batch.hidden), 3)[len(path)][1][0, entry]
+  elif kind == "mtp":
+    logits = mtp_passes(head, shifts.frozen(TARGET, IDS), batch, 3)[len(path)][0, entry]
   elif kind == "hydra":
     logits = hydra_logits(head, shifts.frozen(TARGET, IDS), batch)[len(path)][0, entry]
   elif kind == "medusa":
@@ -249,6 +272,8 @@ TREES = {  # kind: first weights and the proposer of a tree, of SHAPE or grown
                lambda head: proposers.EagleTree(head=head, nodes=16, depth=3, beam=3)),
     "eagle": (lambda: eagle.init(TARGET, IDS, jax.random.key(0)),
               lambda head: proposers.EagleFixedTree(head=head, parents=SHAPE.parents)),
+    "mtp": (lambda: mtp.init(TARGET, IDS, jax.random.key(0)),
+            lambda head: proposers.EagleTree(head=head, nodes=16, depth=3, beam=3)),
     "medusa": (lambda: medusa.init(TARGET, IDS, 3), lambda head: proposers.Medusa(head=head, shape=SHAPE)),
     "hydra": (lambda: hydra.init(TARGET, IDS, 3, blocks=2), lambda head: proposers.Hydra(head=head, shape=SHAPE)),
     "dflash": (lambda: dflash.init(TARGET, IDS, LAYERS, layers=2, block=4, mask_id=23, key=jax.random.key(0)),

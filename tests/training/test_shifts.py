@@ -2,7 +2,8 @@
 
 EAGLE-3: SafeAILab's traineagle3 and SpecForge. Tokens, laws and loss mask move one place to the left in each pass, the
 position goes up by one, and an entry sees the first pass causally and later passes at its own place. Medusa: head i is
-asked for token t + 2 + i. Hydra: the same, and it sees the tokens up to t + 1 + i. DFlash: blocks behind random anchors,
+asked for token t + 2 + i. MTP: FastMTP's passes, whose labels are the text's tokens, with the attention of a drafted
+chain. Hydra: the same as Medusa's, and it sees the tokens up to t + 1 + i. DFlash: blocks behind random anchors,
 in both directions. EAGLE-1: SafeAILab's train and HASS's, whose passes move by one place along the text, where ours stay at
 the place that a chain begins at. Each published mistake that halved acceptance in silence is a change to the
 transcription that must not agree.
@@ -23,13 +24,16 @@ from specjax.models import eagle as eagle_model
 from specjax.models import eagle3 as eagle3_model
 from specjax.models import hydra as hydra_model
 from specjax.models import medusa as medusa_model
+from specjax.models import mtp as mtp_model
 from specjax.training import batches
 from specjax.training import dflash
 from specjax.training import dspark
 from specjax.training import eagle
 from specjax.training import eagle3
 from specjax.training import hydra
+from specjax.training import losses as losses_lib
 from specjax.training import medusa
+from specjax.training import mtp
 from specjax.training import own_passes
 from specjax.training import shifts
 
@@ -66,6 +70,9 @@ EAGLE3 = eagle3_model.Eagle3Head(
 EAGLE = eagle_model.EagleHead(
     fuse=some(WIDTH, 2 * WIDTH), fuse_bias=some(WIDTH), layers=(layer(WIDTH, False),), input_norms=(), ids=None,
     config=eagle_model.EagleConfig(shape=SHAPE, vocab_size=V, draft_vocab=len(IDS), max_context=64))
+MTP = mtp_model.MtpHead(
+    fuse=some(WIDTH, 2 * WIDTH), token_norm=norm(), feature_norm=norm(), attention_norm=norm(), layer=layer(WIDTH, True),
+    norm=norm(), ids=None, config=mtp_model.MtpConfig(shape=SHAPE, vocab_size=V, draft_vocab=len(IDS), max_context=64))
 MEDUSA = medusa_model.MedusaHead(
     linear=tuple(some(WIDTH, WIDTH) for _ in range(HEADS)), bias=tuple(some(WIDTH) for _ in range(HEADS)),
     vocabulary=None, ids=None, config=medusa_model.MedusaConfig(heads=HEADS, blocks=2, width=WIDTH, vocab_size=V,
@@ -248,6 +255,40 @@ def eagle_rule(wrong=None):
   return total / PASSES
 
 
+def mtp_rule(wrong=None, head=MTP, decay=0.6):
+  """FastMTP's loss: the module again on its own outputs, cross entropies of the text's tokens, weights of sum 1."""
+  losses, masks = [[] for _ in range(PASSES)], [[] for _ in range(PASSES)]
+  to_draft, w = np.isin(np.arange(V), IDS), head.layer
+  for row, (tokens, _, _, loss_mask) in enumerate(texts()):
+    hidden, ids, cache = BATCH.hidden[row].astype(np.float64), tokens, []
+    labels = tokens if wrong == "label offset" else left(tokens)
+    if wrong != "mask not shifted":
+      loss_mask = left(loss_mask)
+    for i in range(PASSES):
+      ids, labels = left(ids), left(labels)
+      if wrong != "mask not shifted":
+        loss_mask = left(loss_mask)
+      both = [rms(EMBEDDING[ids], head.token_norm), rms(hidden, head.feature_norm)]
+      x = np.concatenate(both[::-1] if wrong == "hidden state first" else both, -1) @ head.fuse.T
+      into = rms(x, head.attention_norm)
+      cache.append([key_and_value_of(w, into[t], t + i) for t in range(SIZE)])
+      out = []
+      for t in range(SIZE):
+        seen = cache[0][:t + 1] + [entries[t] for entries in cache[1:]]
+        if wrong == "a pass sees itself alone":
+          seen = cache[i][:t + 1]
+        out.append(with_mlp(w, x[t] + attended(w, query_of(w, into[t], t + i), seen)))
+      hidden, made = (np.array(out), rms(np.array(out), head.norm))
+      log_q = log_softmax(made @ HEAD[IDS].T)
+      hidden = hidden if wrong == "recurs before the norm" else made
+      place = np.minimum(np.searchsorted(IDS, labels), len(IDS) - 1)
+      losses[i].append(-log_q[np.arange(SIZE), place])
+      masks[i].append(loss_mask & to_draft[labels])
+  weights = [decay ** i / (1 if wrong == "weights of another sum" else sum(decay ** j for j in range(PASSES)))
+             for i in range(PASSES)]
+  return sum(weight * masked_mean(losses[i], masks[i]) for i, weight in enumerate(weights))
+
+
 def medusa_rule(wrong=None, head=MEDUSA):
   """Loss of the heads: head i against the law behind token t + 1 + i."""
   total, to_draft = 0.0, np.isin(np.arange(V), IDS)
@@ -362,15 +403,17 @@ def dflash_rule(wrong=None, head=DFLASH):
 
 
 RULES = {"eagle3": eagle3_rule, "eagle": eagle_rule, "medusa": medusa_rule, "hydra": hydra_rule, "dflash": dflash_rule,
-         "dspark": dspark_rule}
+         "dspark": dspark_rule, "mtp": mtp_rule}
 LOSSES = {"eagle3": jax.jit(functools.partial(eagle3.loss, recipe=eagle3.Recipe(passes=PASSES))),
           "eagle": jax.jit(functools.partial(eagle.loss, recipe=eagle.Recipe(passes=PASSES))),
+          "mtp": jax.jit(functools.partial(mtp.loss, recipe=mtp.Recipe(passes=PASSES, loss=losses_lib.TEXT))),
           "medusa": jax.jit(functools.partial(medusa.loss, recipe=medusa.Recipe())),
           "hydra": jax.jit(functools.partial(hydra.loss, recipe=hydra.Recipe())),
           "dflash": jax.jit(functools.partial(dflash.loss, recipe=dflash.Recipe(gamma=GAMMA))),
           "dspark": jax.jit(functools.partial(dspark.loss, recipe=dspark.Recipe(gamma=GAMMA)))}
 GIVEN = {"eagle3": (EAGLE3, shifts.Frozen(embedding=EMBEDDING, head=HEAD[IDS]), IDS),
          "eagle": (EAGLE, shifts.Frozen(embedding=EMBEDDING, head=HEAD[IDS]), IDS),
+         "mtp": (MTP, shifts.Frozen(embedding=EMBEDDING, head=HEAD[IDS]), IDS),
          "hydra": (HYDRA, shifts.Frozen(embedding=EMBEDDING, head=HEAD[IDS]), IDS),
          "medusa": (MEDUSA, HEAD[IDS], IDS), "dflash": (DFLASH, EMBEDDING, HEAD[IDS], IDS),
          "dspark": (DSPARK, EMBEDDING, HEAD[IDS], IDS)}
@@ -423,6 +466,9 @@ def test_the_gradient_is_that_of_the_published_rule(kind):
     ("eagle3", "later passes see each other"), ("medusa", "double shift"),
     # A head's labels made of those of the head before it (Model-Optimizer 1271).
     ("medusa", "labels move on from head to head"),
+    # MiMo's order in Qwen's module; what recurs (vLLM 47448); FastMTP's passes, where keys of a chain are asked for.
+    *(("mtp", wrong) for wrong in ("mask not shifted", "label offset", "hidden state first", "recurs before the norm",
+                                   "a pass sees itself alone", "weights of another sum")),
     *(("hydra", wrong) for wrong in ("mask not shifted", "label offset", "double shift", "prefix sees what follows",
                                      "token at its own place", "last token first"))])
 def test_a_published_mistake_gives_another_loss(kind, wrong):
@@ -488,6 +534,16 @@ def test_a_single_pass_is_the_first_of_several():
   assert one[1].keys() == {"loss_0", "share_0", "accuracy_0"}
   for name, found in one[1].items():
     assert found == pytest.approx(float(metrics[name]), rel=1e-5), name
+
+
+def test_the_mean_over_depths_is_deepseeks_times_lambda():
+  """Equation 25 of its report; and the loss of laws is that of every other head."""
+  recipe = mtp.Recipe(passes=PASSES, loss=losses_lib.TEXT, decay=1.0, weight=0.3)
+  found = jax.jit(functools.partial(mtp.loss, recipe=recipe))(*GIVEN["mtp"], BATCH)[0]
+  np.testing.assert_allclose(found, 0.3 * mtp_rule(decay=1.0), rtol=1e-5)
+  value, metrics = jax.jit(functools.partial(mtp.loss, recipe=mtp.Recipe(passes=PASSES, decay=1.0)))(*GIVEN["mtp"], BATCH)
+  np.testing.assert_allclose(value, np.mean([metrics[f"loss_{i}"] for i in range(PASSES)]), rtol=1e-5)
+  assert abs(value - found / 0.3) > 1e-3
 
 
 def test_noise_is_on_what_is_read_and_not_on_what_is_learnt():

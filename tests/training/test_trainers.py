@@ -23,6 +23,7 @@ from specjax.training import hydra
 from specjax.training import loop
 from specjax.training import losses
 from specjax.training import medusa
+from specjax.training import mtp
 from specjax.training import shifts
 from specjax.training import trainers
 
@@ -63,6 +64,8 @@ def make(kind, data, target=TARGET, **changes):
     return trainers.train_eagle3(target, data, IDS, eagle3.Recipe(passes=2), 0, **changes)
   if kind == "eagle":
     return trainers.train_eagle(target, data, IDS, eagle.Recipe(measured=2), 0, **changes)
+  if kind == "mtp":
+    return trainers.train_mtp(target, data, IDS, mtp.Recipe(passes=2), 0, **changes)
   if kind == "medusa":
     return trainers.train_medusa(target, data, IDS, medusa.Recipe(), 0, heads=2, **changes)
   if kind == "dspark":
@@ -74,7 +77,7 @@ def make(kind, data, target=TARGET, **changes):
                                **changes)
 
 
-KINDS = {"eagle3": proposers.Eagle, "eagle": proposers.Eagle, "medusa": proposers.Medusa, "hydra": proposers.Hydra,
+KINDS = {"eagle3": proposers.Eagle, "eagle": proposers.Eagle, "mtp": proposers.Eagle, "medusa": proposers.Medusa, "hydra": proposers.Hydra,
          "dflash": proposers.DFlash, "dspark": proposers.DSpark}
 
 
@@ -112,7 +115,7 @@ def test_training_lowers_the_held_out_loss_at_every_depth_and_drafts_get_better(
 
 def test_a_head_that_sees_the_pending_token_learns_more_than_one_that_does_not(train):
   medusa_loss = train("medusa")[3]["loss_0"]
-  for kind in ("eagle3", "eagle", "dflash"):
+  for kind in ("eagle3", "eagle", "mtp", "dflash"):
     assert train(kind)[3]["loss_0"] < medusa_loss - 0.5, kind
 
 
