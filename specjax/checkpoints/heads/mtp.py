@@ -7,7 +7,8 @@ The tensors are the same under other names; what differs in meaning:
 - Norms of Qwen3-Next and Qwen3.5 are stored less 1, those of queries and keys too, in speculators' files as well. (Kept
   in bfloat16 the sum is rounded; in float32 it is exact.) Their attention has a gate, which stands in `q_proj`, and
   their rotary positions turn a part of each head; sections of positions (mrope) are all one in a text.
-- Of MiMo the module of a whole model is read, which is what FastMTP publishes: its biases are those of Qwen2.
+- Of MiMo the module of a whole model is read, which is what FastMTP publishes: its biases are those of Qwen2. Hidden
+  states are those behind the norms, as in FastMTP's code and in vLLM; exllamav3 reads them before.
 
 Beside a whole model its other tensors are passed over. Not supported, by name: DeepSeek's and GLM's modules
 (`eh_proj`: latent attention, experts), experts of any kind, more than one module, an embedding of a module's own, and
