@@ -40,7 +40,7 @@ SMALL = flags.DEFINE_string("hierarchical_small", "ngram", "The method that draf
 MIXTURE = flags.DEFINE_list("mixture", ["ngram", "recycling"], "Methods whose branches mixture puts into one tree; the "
                             "first ones keep theirs where --tree_nodes is short.")
 NODES = flags.DEFINE_integer("tree_nodes", None, "Nodes of a drafted tree, root included; each method has its own "
-                             "default. Given, eagle, eagle3, medusa, hydra, dflash and dspark draft trees.", lower_bound=2)
+                             "default. Given, eagle, eagle3, medusa, hydra, dflash, dspark and peagle draft trees.", lower_bound=2)
 SHAPE = flags.DEFINE_list("tree_shape", ["2", "2", "1"], "draft_tree: children of every node, level by level; or "
                           "sequoia: the best shape of --tree_nodes nodes for --tree_acceptance; or eagle: EAGLE-1's, "
                           "of 26 nodes. Given, eagle and eagle3 draft trees of it.")
@@ -49,10 +49,10 @@ ACCEPTANCE = flags.DEFINE_list("tree_acceptance", ["0.6", "0.15", "0.07", "0.04"
 CHILDREN = flags.DEFINE_enum("tree_children", "top_k", ["top_k", "independent", "without_replacement"],
                              "draft_tree: the most probable children, or draws of them; given, for eagle and eagle3 "
                              "too, in the tree of --tree_shape.")
-DEPTH = flags.DEFINE_integer("tree_depth", 4, "Levels that dynamic_tree, eagle, eagle3, dflash and dspark grow, and that "
+DEPTH = flags.DEFINE_integer("tree_depth", 4, "Levels that dynamic_tree, eagle, eagle3, dflash, dspark and peagle grow, and that "
                              "sequoia may have; given, these heads draft trees.", lower_bound=1)
 BEAM = flags.DEFINE_integer("tree_beam", 4, "Nodes of a level that dynamic_tree, eagle and eagle3 expand, and children "
-                            "of each, for dflash and dspark too; given, these heads draft trees.", lower_bound=1)
+                            "of each, for dflash, dspark and peagle too; given, these heads draft trees.", lower_bound=1)
 SAMPLED = flags.DEFINE_bool("draft_sampled", False, "Model drafters draw their tokens instead of taking the greedy one; "
                             "use it with --verifier=rejection, block, recursive or traversal.")
 TEMPERATURE = flags.DEFINE_float("draft_temperature", None, "Temperature of drawn drafts; the request's by default.",
@@ -81,9 +81,11 @@ DFLASH = flags.DEFINE_string("dflash_head", None, "DFlash drafter: a folder, as 
                              "with specjax for the target.")
 DSPARK = flags.DEFINE_string("dspark_head", None, "DSpark drafter: a folder, as DeepSpec writes it; by default the one that "
                              "comes with specjax for the target.")
+PEAGLE = flags.DEFINE_string("peagle_head", None, "P-EAGLE head: a folder, as speculators writes it; by default the one "
+                             "that comes with specjax for the target.")
 CONFIDENCE = flags.DEFINE_float("dspark_confidence", 0.0, "dspark: a chain ends before a token whose chance of "
                                 "acceptance its confidence head gives less; 0: never.", lower_bound=0, upper_bound=1)
-ALL = (EAGLE, EAGLE3, MEDUSA, HYDRA, DFLASH, DSPARK, CONFIDENCE, DRAFT_TOKENS, MAX_NGRAM, MIN_NGRAM, MATCH, SOURCE,
+ALL = (EAGLE, EAGLE3, MEDUSA, HYDRA, DFLASH, DSPARK, PEAGLE, CONFIDENCE, DRAFT_TOKENS, MAX_NGRAM, MIN_NGRAM, MATCH, SOURCE,
        OVERLAP, LOOKUP_TREE, MIN_SCORE, STORE, DATASTORE, FALLBACK, DRAFT, EXIT_LAYER, SKIPPED, WINDOW, LOOKAHEAD_NGRAM, GUESSES,
        SMALL, MIXTURE, NODES, SHAPE, ACCEPTANCE, CHILDREN, DEPTH, BEAM, SAMPLED, TEMPERATURE, TOP_K, TOP_P, LENGTH,
        THRESHOLD, COSTS, COST)

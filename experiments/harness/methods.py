@@ -161,6 +161,14 @@ def _dspark(given):
   return _block(given, "dspark", options.DSPARK, proposers.DSpark, 0, confidence=options.CONFIDENCE.value)
 
 
+def _peagle(given):
+  head = options.head(given, "peagle", options.PEAGLE)
+  nodes, tokens = options.tree_or_chain(min(3, head.depths))
+  if nodes:
+    return proposers.PEagle(head=head, num_tokens=options.depth(head.depths), nodes=nodes, beam=options.BEAM.value)
+  return proposers.PEagle(head=head, num_tokens=tokens, drawing=options.drawing(), length=options.length_rule())
+
+
 def _mixture(given):
   return proposers.Mixture(tuple(build(name, given) for name in options.MIXTURE.value),
                            node_budget=options.NODES.value)
@@ -226,6 +234,7 @@ _METHODS = {
     "dflash": Method(_dflash, _CHAIN + _TREE + (options.DFLASH, options.DEPTH, options.BEAM), samples=_drawn),
     "dspark": Method(_dspark, _CHAIN + _TREE + (options.DSPARK, options.CONFIDENCE, options.DEPTH, options.BEAM),
                      samples=_drawn),
+    "peagle": Method(_peagle, _CHAIN + _TREE + (options.PEAGLE, options.DEPTH, options.BEAM), samples=_drawn),
     "shared_tokens": Method(_shared_tokens, _CHAIN, needs=options.DRAFT, samples=_drawn),
     "retokenised": Method(_retokenised, _TOKENS + _LENGTH, needs=options.DRAFT),
     "hierarchical": Method(_hierarchical, _TOKENS + _DRAWING, needs=options.DRAFT, parts=options.SMALL, samples=_drawn),

@@ -22,6 +22,7 @@ from specjax.training import hydra
 from specjax.training import loop
 from specjax.training import losses
 from specjax.training import medusa
+from specjax.training import peagle
 from specjax.training import trainers
 from specjax.training import vocabulary
 
@@ -29,7 +30,7 @@ LOSSES = tuple(losses.BY_NAME)
 # Which flags do not belong to all kinds.
 HEADS = {"eagle3": ("passes",), "eagle": ("passes", "noise"), "medusa": ("heads",),
          "hydra": ("heads", "blocks", "prefix_attention"), "dflash": ("block", "head_layers"),
-         "dspark": ("block", "head_layers", "markov_rank")}
+         "dspark": ("block", "head_layers", "markov_rank"), "peagle": ("depths", "head_layers")}
 PASSES = {"eagle3": 4, "eagle": 1}
 _PROMPTS, _NEW_TOKENS = 12, 64  # held-out prompts that are drafted for, and output tokens of each
 
@@ -57,6 +58,7 @@ class Job:
   block: int
   head_layers: int
   markov_rank: int
+  depths: int
   start: str | None
   noise: float
   evaluate_every: int
@@ -159,7 +161,13 @@ def _trainer(job, target, data, start):
   if job.head == "hydra":
     return trainers.train_hydra(target, data, ids, hydra.Recipe(**common), job.seed, heads=job.heads, blocks=job.blocks,
                                 prefix=job.prefix_attention, start=start), covered
-  mask = vocabulary.unused(job.corpora, total) if start is None else start.config.mask_id
+  if start is None:
+    mask = vocabulary.unused(job.corpora, total)
+  else:
+    mask = start.mask_id if job.head == "peagle" else start.config.mask_id
+  if job.head == "peagle":
+    return trainers.train_peagle(target, data, ids, peagle.Recipe(**common), job.seed, layers=job.head_layers,
+                                 depths=job.depths, mask_id=mask, start=start), covered
   if job.head == "dspark":
     return trainers.train_dspark(target, data, ids, dspark.Recipe(**common), job.seed, layers=job.head_layers,
                                  block=job.block, mask_id=mask, rank=job.markov_rank, start=start), covered
@@ -179,7 +187,8 @@ def _start(job, target):
          "hydra": lambda: {"heads": head.config.heads, "blocks": head.config.blocks,
                            "prefix_attention": head.prefix is not None},
          "dflash": lambda: {"block": head.config.block, "head_layers": head.config.layers},
-         "dspark": lambda: {"block": head.config.block, "head_layers": head.config.layers, "markov_rank": head.rank}}[kind]()
+         "dspark": lambda: {"block": head.config.block, "head_layers": head.config.layers, "markov_rank": head.rank},
+         "peagle": lambda: {"depths": head.depths, "head_layers": head.depth}}[kind]()
   for name, size in own.items():
     if getattr(job, name) != size:
       raise ValueError(f"--{name}={getattr(job, name)}: the head of --start_from={job.start} has {size}")

@@ -42,6 +42,48 @@ def tree(best: tuple[jax.Array, jax.Array], ids, context: base.Context, levels: 
   return growth.rerank(pool, context.pending, nodes, max_level=levels)[0]
 
 
+class ChainOrTree(base.Defaults):
+  """A mixin: chains of up to `num_tokens` tokens or trees of `nodes` nodes from the laws of all depths; fields of theirs,
+  as are `beam`, `drawing` and `length`."""
+
+  def check_options(self, most: int | None, what: str, draft_vocab: int) -> None:
+    """Raises ValueError for more than `most` tokens, `what` the drafter has, and for options that make no sense."""
+    if self.num_tokens < 1 or most is not None and self.num_tokens > most:
+      raise ValueError(f"num_tokens={self.num_tokens}: it must be 1 " + ("or more" if most is None else f"to {most}, {what}"))
+    if self.nodes is not None and (self.nodes < 2 or not 1 <= self.beam <= draft_vocab):
+      raise ValueError(f"nodes={self.nodes}, beam={self.beam}: a tree has 2 nodes or more, and a node 1 child or more")
+    if isinstance(self.drawing, autoregressive.Drawing):
+      self.drawing.check()
+      check_tree(self.nodes is not None, self.drawing, self.length)
+
+  @property
+  def max_nodes(self) -> int:
+    return self.num_tokens + 1 if self.nodes is None else self.nodes
+
+  @property
+  def max_depth(self) -> int:
+    return self.num_tokens if self.nodes is None else min(self.num_tokens, self.nodes - 1)
+
+  @property
+  def chains(self) -> bool:
+    return self.nodes is None or self.beam == 1 or self.nodes == 2
+
+  @property
+  def samples(self) -> bool:
+    return self.drawing.sampled
+
+  def laws(self, logits: jax.Array):
+    """What `drafted` takes, of the logits f[B, N, U]: themselves, or of a tree the best ids of each depth."""
+    return logits if self.nodes is None else growth.children(logits, self.beam)
+
+  def drafted(self, made, ids, context: base.Context, keys, most: jax.Array, length_state, vocabulary: int):
+    """The tree of what `laws` returned, `most` i32[B] tokens deep."""
+    if self.nodes is not None:
+      return tree(made, ids, context, most, self.beam, self.nodes)
+    return chain(made, ids, context, keys, self.drawing, most, self.length, length_state,
+                 vocabulary).tree(context.pending)
+
+
 def if_any(rows: jax.Array, run):
   """`run()`, or zeros of its shape where none of `rows` bool[B] asks for it."""
   nothing = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(run))

@@ -10,6 +10,7 @@ from specjax.checkpoints.heads import eagle3
 from specjax.checkpoints.heads import files
 from specjax.checkpoints.heads import hydra
 from specjax.checkpoints.heads import medusa
+from specjax.checkpoints.heads import peagle
 from specjax.checkpoints.heads import shipped
 from specjax.checkpoints.heads import tensors as tensors_lib
 from specjax.models.dflash import DFlashHead
@@ -18,10 +19,11 @@ from specjax.models.eagle import EagleHead
 from specjax.models.eagle3 import Eagle3Head
 from specjax.models.hydra import HydraHead
 from specjax.models.medusa import MedusaHead
+from specjax.models.peagle import PEagleHead
 
 # Head class -> the module of its files, in the order in which they are asked whether a file is theirs: DSpark's have what
-# DFlash's have, and more.
-_KINDS = {Eagle3Head: eagle3, MedusaHead: medusa, HydraHead: hydra, DSparkHead: dspark, DFlashHead: dflash,
+# DFlash's have, and more, and P-EAGLE's what EAGLE-3's have.
+_KINDS = {PEagleHead: peagle, Eagle3Head: eagle3, MedusaHead: medusa, HydraHead: hydra, DSparkHead: dspark, DFlashHead: dflash,
           EagleHead: eagle}
 
 
@@ -32,14 +34,14 @@ def load_head(path, *, target=None, dtype=None):
     path: a folder with config.json and the tensors (safetensors, or as PyTorch wrote them), or the file of the tensors
       with config.json beside it. EAGLE-3 in the dialects of SafeAILab, SpecForge and speculators, EAGLE-1's heads (also
       EAGLE-2's) as SafeAILab's, Medusa's heads alone or beside a whole model, Hydra's and Hydra++'s, DFlash as z-lab
-      writes it, DSpark as DeepSpec does. Or the name of one that comes with specjax: "smollm2-135m/eagle3".
+      writes it, DSpark as DeepSpec does, P-EAGLE as speculators does. Or the name of one that comes with specjax: "smollm2-135m/eagle3".
     target: a `models.decoder.Decoder` that the head is checked against. Some files do not say which layers are read,
       or how many heads a layer of theirs has; this follows from the target's then.
     dtype: of the weights kept; None is the target's, and without a target float32 on a CPU and bfloat16 elsewhere.
 
   Returns:
     A `models.eagle3.Eagle3Head`, `models.eagle.EagleHead`, `models.medusa.MedusaHead`, `models.hydra.HydraHead`,
-    `models.dflash.DFlashHead` or `models.dspark.DSparkHead`.
+    `models.dflash.DFlashHead`, `models.dspark.DSparkHead` or `models.peagle.PEagleHead`.
 
   Raises:
     CheckpointError: names what is absent, damaged or unsupported: a file, a key of the configuration, a missing, extra
@@ -65,7 +67,7 @@ def load_head(path, *, target=None, dtype=None):
 
 
 def kind_of(head) -> str:
-  """The kind of a head by its short name: "eagle", "eagle3", "medusa", "hydra", "dflash" or "dspark"."""
+  """The kind of a head by its short name: "eagle", "eagle3", "medusa", "hydra", "dflash", "dspark" or "peagle"."""
   return _KINDS[type(head)].__name__.rpartition(".")[2]
 
 
@@ -76,7 +78,7 @@ def save_head(head, path, dialect: str | None = None, *, dtype=None) -> None:
     head: what `load_head` returns.
     path: the folder of config.json and the tensors; made if it is not there, what it holds of these names replaced.
     dialect: of EAGLE-3 "safeailab", "specforge" or "speculators", of EAGLE-1 "safeailab", of Medusa "medusa", of Hydra
-      "hydra", of DFlash "z-lab", of DSpark "deepspec"; None is the first of them that can say what the head is. An
+      "hydra", of DFlash "z-lab", of DSpark "deepspec", of P-EAGLE "speculators"; None is the first of them that can say what the head is. An
       EAGLE-3 head's `first_position`, which changes nothing that it computes, becomes the dialect's.
     dtype: of the weights written; None keeps the head's.
 
@@ -104,10 +106,10 @@ def _kind(settings, tensors):
   if any("Eagle4" in name for name in settings.names("architectures")):
     raise settings.error("architectures", "EAGLE-4 is not supported; EAGLE-3 is")
   made = settings.get("speculators_model_type", "eagle3")
-  if made != "eagle3":
-    raise settings.error("speculators_model_type", "of speculators' formats only 'eagle3' is supported")
+  if made not in ("eagle3", "peagle"):
+    raise settings.error("speculators_model_type", "of speculators' formats only 'eagle3' and 'peagle' are supported")
   for kind in _KINDS.values():
     if kind.is_one(settings, tensors.shapes):
       return kind
-  raise CheckpointError(f"{tensors.path}: is no draft head of a known kind (EAGLE, EAGLE-3, Medusa, Hydra, DFlash, "
-                        f"DSpark) by its config.json and names of tensors, such as {min(tensors.shapes, default=None)!r}")
+  raise CheckpointError(f"{tensors.path}: is no draft head of a known kind (EAGLE, EAGLE-3, P-EAGLE, Medusa, Hydra, "
+                        f"DFlash, DSpark) by its config.json and names of tensors, such as {min(tensors.shapes, default=None)!r}")
