@@ -26,6 +26,7 @@ NGRAM = proposers.NGram(min_ngram=1, num_tokens=3)
 SOME = (0, 1, 2, 4)  # the ids that heads draft: never all of them
 EAGLE3, MEDUSA, DFLASH = tiny.eagle3(DECODER, SOME), tiny.medusa(DECODER, SOME), tiny.dflash(DECODER, SOME)
 DSPARK, EAGLE = tiny.dspark(DECODER, SOME), tiny.eagle(DECODER, SOME)
+PEAGLE = tiny.peagle(DECODER, SOME)
 HYDRA, HYDRA_PLAIN = tiny.hydra(DECODER, SOME), tiny.hydra(DECODER, SOME, prefix=False)
 
 
@@ -85,6 +86,9 @@ ENTRIES = [
     Entry("DSpark", proposers.DSpark(head=DSPARK, num_tokens=3), DECODER),
     Entry("DSpark, drawn", proposers.DSpark(head=DSPARK, num_tokens=3, drawing=DRAWN, confidence=0.5), DECODER),
     Entry("DSpark tree", proposers.DSpark(head=DSPARK, num_tokens=3, nodes=8, beam=2), DECODER),
+    Entry("P-EAGLE", proposers.PEagle(head=PEAGLE, num_tokens=3), DECODER),
+    Entry("P-EAGLE, drawn", proposers.PEagle(head=PEAGLE, num_tokens=3, drawing=DRAWN), DECODER),
+    Entry("P-EAGLE tree", proposers.PEagle(head=PEAGLE, num_tokens=3, nodes=8, beam=2), DECODER),
     Entry("fallback on a head", proposers.Fallback((NGRAM, proposers.Eagle(head=EAGLE3, num_tokens=3))), DECODER),
     Entry("shared tokens", shared_tokens.shared_tokens(MODEL, LETTERS, OTHER_LETTERS, num_tokens=3)),
     Entry("retokenised", proposers.Retokenised(MODEL, LETTERS, OTHER_LETTERS, num_tokens=3)),

@@ -72,6 +72,7 @@ FLAGS = {
     "hydra_head": ("{dir}/hydra", lambda got: "Hydra(head=HydraHead(" in str(got["methods"].get("hydra"))),
     "dflash_head": ("{dir}/dflash", lambda got: "DFlash(head=DFlashHead(" in str(got["methods"].get("dflash"))),
     "dspark_head": ("{dir}/dspark", lambda got: "DSpark(head=DSparkHead(" in str(got["methods"].get("dspark"))),
+    "peagle_head": ("{dir}/peagle", lambda got: "PEagle(head=PEagleHead(" in str(got["methods"].get("peagle"))),
     "dspark_confidence": ("0.5", lambda got: "confidence=0.5" in str(got["methods"].get("dspark"))),
     "draft": (programs.TINY, lambda got: "Decoder(" in str(got["methods"].get("draft_model"))),
     "draft_sampled": ("true", lambda got: "sampled=True" in str(got["methods"].get("early_exit"))),
@@ -129,7 +130,7 @@ WITH |= {"datastore": ["--methods=retrieval"], "skip_layers": ["--methods=layer_
 WITH |= {name: ["--methods=early_exit"] for name in ("draft_sampled", "draft_length", "exit_layer")}
 WITH |= {name: ["--methods=early_exit", "--draft_sampled=true"]
          for name in ("draft_temperature", "draft_top_k", "draft_top_p")}
-WITH |= {f"{name}_head": [f"--methods={name}"] for name in ("eagle", "eagle3", "medusa", "hydra", "dflash", "dspark")}
+WITH |= {f"{name}_head": [f"--methods={name}"] for name in ("eagle", "eagle3", "medusa", "hydra", "dflash", "dspark", "peagle")}
 WITH["dspark_confidence"] = ["--methods=dspark", "--dspark_head={dir}/dspark"]
 WITH["confidence_threshold"] = ["--methods=early_exit", "--draft_length=confidence"]
 WITH |= {name: ["--methods=dynamic_tree", f"--draft={programs.TINY}"] for name in ("tree_nodes", "tree_depth", "tree_beam")}
@@ -316,6 +317,7 @@ def folder(tmp_path_factory):
   for name, head in (("eagle", tiny.eagle(target, ids)), ("eagle3", tiny.eagle3(target, ids)),
                      ("medusa", tiny.medusa(target, ids)), ("hydra", tiny.hydra(target, ids)),
                      ("dflash", tiny.dflash(target, ids)), ("dspark", tiny.dspark(target, ids)),
+                     ("peagle", tiny.peagle(target, ids)),
                      ("foreign_head", tiny.eagle3(tiny.decoder(), ids))):
     heads.save_head(head, path / name)
   for name in ("truncated", "foreign", "missing", "extra"):

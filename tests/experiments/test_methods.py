@@ -15,6 +15,9 @@ from specjax.testing import tiny
 import tiny_tokenizers
 
 
+HEADS = ("eagle", "eagle3", "medusa", "hydra", "dflash", "dspark", "peagle")
+
+
 @pytest.fixture(autouse=True)
 def parsed_flags():
   if not flags.FLAGS.is_parsed():
@@ -55,7 +58,7 @@ def test_every_method_is_built_and_every_flag_is_read_by_one(monkeypatch, tmp_pa
   text = retrieval.join([[5, 6, 7, 5], [6, 7, 5]])
   retrieval.save(tmp_path / "store.npz", text, retrieval.suffix_array(text), tokenizer)
   ids = tuple(range(20))
-  made = {name: getattr(tiny, name)(target, ids) for name in ("eagle", "eagle3", "medusa", "hydra", "dflash", "dspark")}
+  made = {name: getattr(tiny, name)(target, ids) for name in HEADS}
   for name, head in made.items():
     heads.save_head(head, tmp_path / name)
   given = {f"{name}_head": str(tmp_path / name) for name in made}
@@ -70,7 +73,7 @@ def test_every_method_is_built_and_every_flag_is_read_by_one(monkeypatch, tmp_pa
 def test_a_head_drafts_a_chain_or_a_tree(tmp_path):
   target, _, tokenizer = tiny.pair()
   given = methods.Given(target, tokenizer, "tiny")
-  for name in ("eagle", "eagle3", "medusa", "hydra", "dflash", "dspark"):
+  for name in HEADS:
     head = getattr(tiny, name)(target, (0, 1, 2, 3, 4))
     heads.save_head(head, tmp_path / name)
     with flagsaver.flagsaver(**{f"{name}_head": str(tmp_path / name)}):

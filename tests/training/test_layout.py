@@ -28,6 +28,7 @@ from specjax.training import eagle
 from specjax.training import eagle3
 from specjax.training import hydra
 from specjax.training import medusa
+from specjax.training import peagle
 from specjax.training import shifts
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -102,6 +103,7 @@ head_logits = jax.jit(medusa.head_logits)
 hydra_logits = jax.jit(hydra.head_logits)
 blocks = jax.jit(dflash.blocks)
 places = jax.jit(dspark.places)
+depths = jax.jit(peagle.depths)
 
 
 def laws(logits, ids):
@@ -136,6 +138,39 @@ def test_eagle_sees_in_training_what_it_sees_in_drafting():
   for row, (text, tokens, q) in enumerate(found):
     logits = np.stack([np.asarray(logits[row, len(text) - 2]) for _, logits in made[:len(tokens)]])
     np.testing.assert_allclose(laws(logits, IDS), q, atol=2e-5)
+
+
+def first_peagle(**changes):
+  head = peagle.init(TARGET, IDS, LAYERS, layers=2, depths=3, mask_id=23, key=jax.random.key(0))
+  config = dataclasses.replace(head.config, **changes)
+  return head.replace(first=head.first.replace(config=config))
+
+
+@pytest.mark.parametrize("change", [{}, {"residual_normed": True, "first_position": 1}], ids=["plain", "residual normed"])
+def test_peagle_sees_in_training_what_it_sees_in_drafting(change):
+  """Two layers; behind entries that were padding in one pass, and a prefill of two chunks."""
+  head = noisy(first_peagle(**change))
+  found = drafted(proposers.PEagle(head=head, num_tokens=3, drawing=DRAWN))
+  if not change:
+    found += drafted(proposers.PEagle(head=head, num_tokens=3, drawing=DRAWN), [sum(PROMPTS, [])], [0])
+    found += drafted(proposers.PEagle(head=head, num_tokens=1, drawing=DRAWN), steps=(0, 1))  # without masks
+  logits = np.asarray(depths(head, TARGET.weights.embedding, as_batch([text + tokens for text, tokens, _ in found])))
+  for row, (text, tokens, q) in enumerate(found):
+    np.testing.assert_allclose(laws(logits[:len(tokens), row, len(text) - 2], IDS), q, atol=2e-5)
+
+
+def test_a_mask_of_peagle_sees_nothing_behind_its_anchor():
+  """Neither tokens nor features: its law is that of a text which ends there."""
+  head = noisy(first_peagle())
+  batch = as_batch([PROMPTS[1]] * 3)
+  behind = np.arange(SIZE) >= 7
+  batch = batch.replace(
+      features=np.asarray(batch.features) + np.array([0, 1, 0])[:, None, None] * behind[:, None],
+      tokens=(np.asarray(batch.tokens) + np.array([0, 0, 1])[:, None] * behind).astype(np.int32))
+  for i, (one, features, tokens) in enumerate(np.asarray(depths(head, TARGET.weights.embedding, batch))):
+    np.testing.assert_array_equal(one[:7], features[:7], err_msg=f"depth {i}")
+    np.testing.assert_array_equal(one[:6], tokens[:6], err_msg=f"depth {i}")
+    assert not np.allclose(one[7:], features[7:]) and not np.allclose(one[6], tokens[6])
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["target's head", "own matrix"])
@@ -210,6 +245,8 @@ def log_law(kind, head, text, path):
     logits = passes(head, TARGET.weights.embedding, batch, 3)[len(path)][0, entry]
   elif kind == "eagle":
     logits = eagle_passes(head, shifts.frozen(TARGET, IDS), batch.replace(features=batch.hidden), 3)[len(path)][1][0, entry]
+  elif kind == "peagle":
+    logits = depths(head, TARGET.weights.embedding, batch)[len(path)][0, entry]
   elif kind == "hydra":
     logits = hydra_logits(head, shifts.frozen(TARGET, IDS), batch)[len(path)][0, entry]
   elif kind == "medusa":
@@ -254,7 +291,8 @@ TREES = {  # kind: first weights and the proposer of a tree, of SHAPE or grown
     "dflash": (lambda: dflash.init(TARGET, IDS, LAYERS, layers=2, block=4, mask_id=23, key=jax.random.key(0)),
                lambda head: proposers.DFlash(head=head, num_tokens=3, nodes=16, beam=3)),
     "dspark": (lambda: dspark.init(TARGET, IDS, LAYERS, layers=2, block=3, mask_id=23, rank=4, key=jax.random.key(0)),
-               lambda head: proposers.DSpark(head=head, num_tokens=3, nodes=16, beam=3))}
+               lambda head: proposers.DSpark(head=head, num_tokens=3, nodes=16, beam=3)),
+    "peagle": (first_peagle, lambda head: proposers.PEagle(head=head, num_tokens=3, nodes=16, beam=3))}
 
 
 @pytest.mark.parametrize("kind", TREES)
