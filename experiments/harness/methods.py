@@ -169,6 +169,15 @@ def _peagle(given):
   return proposers.PEagle(head=head, num_tokens=tokens, drawing=options.drawing(), length=options.length_rule())
 
 
+def _pard(given):
+  model, mask_id = options.pard(given)
+  nodes, tokens = options.tree_or_chain(7)
+  if nodes:
+    return proposers.Pard(model=model, mask_id=mask_id, num_tokens=options.DEPTH.value, nodes=nodes, beam=options.BEAM.value)
+  return proposers.Pard(model=model, mask_id=mask_id, num_tokens=tokens, drawing=options.drawing(),
+                        length=options.length_rule())
+
+
 def _mixture(given):
   return proposers.Mixture(tuple(build(name, given) for name in options.MIXTURE.value),
                            node_budget=options.NODES.value)
@@ -235,6 +244,7 @@ _METHODS = {
     "dspark": Method(_dspark, _CHAIN + _TREE + (options.DSPARK, options.CONFIDENCE, options.DEPTH, options.BEAM),
                      samples=_drawn),
     "peagle": Method(_peagle, _CHAIN + _TREE + (options.PEAGLE, options.DEPTH, options.BEAM), samples=_drawn),
+    "pard": Method(_pard, _CHAIN + _TREE + (options.DEPTH, options.BEAM), needs=options.PARD, samples=_drawn),
     "shared_tokens": Method(_shared_tokens, _CHAIN, needs=options.DRAFT, samples=_drawn),
     "retokenised": Method(_retokenised, _TOKENS + _LENGTH, needs=options.DRAFT),
     "hierarchical": Method(_hierarchical, _TOKENS + _DRAWING, needs=options.DRAFT, parts=options.SMALL, samples=_drawn),

@@ -22,6 +22,7 @@ from specjax.proposers.lookahead import Lookahead
 from specjax.proposers.medusa import Medusa
 from specjax.proposers.mixture import Mixture
 from specjax.proposers.ngram import NGram
+from specjax.proposers.pard import Pard
 from specjax.proposers.peagle import PEagle
 from specjax.proposers.plain import Plain
 from specjax.proposers.recycling import Recycling
@@ -32,5 +33,5 @@ from specjax.proposers.suffix import Suffix
 
 __all__ = ["AutoLookup", "Committed", "Context", "DFlash", "DSpark", "DraftModel", "DraftTree", "Drawing", "DynamicTree",
            "Eagle", "EagleFixedTree", "EagleTree", "EarlyExit", "Fallback", "Hierarchical", "Hydra", "Jacobi",
-           "LayerSkip", "Lookahead", "Medusa", "Mixture", "NGram", "PEagle", "Plain", "Proposer", "Recycling", "Retokenised",
+           "LayerSkip", "Lookahead", "Medusa", "Mixture", "NGram", "PEagle", "Pard", "Plain", "Proposer", "Recycling", "Retokenised",
            "Retrieval", "SharedTokens", "Suffix"]

@@ -61,7 +61,9 @@ def test_every_method_is_built_and_every_flag_is_read_by_one(monkeypatch, tmp_pa
   made = {name: getattr(tiny, name)(target, ids) for name in HEADS}
   for name, head in made.items():
     heads.save_head(head, tmp_path / name)
-  given = {f"{name}_head": str(tmp_path / name) for name in made}
+  (tmp_path / "pard").mkdir()
+  (tmp_path / "pard" / "config.json").write_text('{"pard_token": 23}')
+  given = {f"{name}_head": str(tmp_path / name) for name in made} | {"pard_model": str(tmp_path / "pard")}
   with flagsaver.flagsaver(draft="x", datastore=str(tmp_path / "store.npz"), **given):
     built = methods.build_all(methods.check(["all"]), methods.Given(target, tokenizer, "tiny"))
   assert tuple(built) == methods.NAMES
@@ -85,6 +87,25 @@ def test_a_head_drafts_a_chain_or_a_tree(tmp_path):
         assert methods.build(name, given).max_nodes == 3
     with pytest.raises(ValueError, match=f"--{name}_head is needed"):
       methods.build(name, given)
+
+
+def test_a_model_of_pard_drafts_a_chain_or_a_tree(monkeypatch, tmp_path):
+  target, drafter, tokenizer = tiny.pair()
+  monkeypatch.setattr(method_options, "load", lambda name: (drafter, tokenizer))
+  (tmp_path / "config.json").write_text('{"pard_token": 22, "spd_type": "pard"}')
+  given = methods.Given(target, tokenizer, "tiny")
+  with flagsaver.flagsaver(pard_model=str(tmp_path)):
+    chain = methods.build("pard", given)
+    assert (chain.mask_id, chain.num_tokens, chain.chains) == (22, 7, True)
+    with flagsaver.flagsaver(tree_nodes=9, tree_depth=6):
+      tree = methods.build("pard", given)
+    assert (tree.max_nodes, tree.max_depth, tree.chains) == (9, 6, False)
+    foreign = methods.Given(target, tiny_tokenizers.byte_level("abc"), "tiny")
+    with pytest.raises(ValueError, match="vocabularies differ"):
+      methods.build("pard", foreign)
+  assert methods.check(["plain"]) == ["plain"]
+  with pytest.raises(ValueError, match="pard needs --pard_model"):
+    methods.check(["pard"])
 
 
 def test_a_head_of_eagle_drafts_a_tree_of_fixed_shape(tmp_path):
