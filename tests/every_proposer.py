@@ -86,6 +86,7 @@ ENTRIES = [
     Entry("DFlash", proposers.DFlash(head=DFLASH, num_tokens=3), DECODER),
     Entry("DFlash, drawn", proposers.DFlash(head=DFLASH, num_tokens=3, drawing=DRAWN), DECODER),
     Entry("DFlash tree", proposers.DFlash(head=DFLASH, num_tokens=3, nodes=8, beam=2), DECODER),
+    Entry("JetSpec", proposers.JetSpec(head=DFLASH, num_tokens=3, nodes=8, beam=3), DECODER),
     Entry("DSpark", proposers.DSpark(head=DSPARK, num_tokens=3), DECODER),
     Entry("DSpark, drawn", proposers.DSpark(head=DSPARK, num_tokens=3, drawing=DRAWN, confidence=0.5), DECODER),
     Entry("DSpark tree", proposers.DSpark(head=DSPARK, num_tokens=3, nodes=8, beam=2), DECODER),

@@ -50,10 +50,10 @@ ACCEPTANCE = flags.DEFINE_list("tree_acceptance", ["0.6", "0.15", "0.07", "0.04"
 CHILDREN = flags.DEFINE_enum("tree_children", "top_k", ["top_k", "independent", "without_replacement"],
                              "draft_tree: the most probable children, or draws of them; given, for eagle and eagle3 "
                              "too, in the tree of --tree_shape.")
-DEPTH = flags.DEFINE_integer("tree_depth", 4, "Levels that dynamic_tree, eagle, eagle3, dflash, dspark, peagle and pard grow, and that "
+DEPTH = flags.DEFINE_integer("tree_depth", 4, "Levels that dynamic_tree, eagle, eagle3, dflash, dspark, peagle, pard and jetspec grow, and that "
                              "sequoia may have; given, these heads draft trees.", lower_bound=1)
 BEAM = flags.DEFINE_integer("tree_beam", 4, "Nodes of a level that dynamic_tree, eagle and eagle3 expand, and children "
-                            "of each, for dflash, dspark, peagle and pard too; given, these heads draft trees.", lower_bound=1)
+                            "of each, for dflash, jetspec, dspark, peagle and pard too; given, these heads draft trees.", lower_bound=1)
 SAMPLED = flags.DEFINE_bool("draft_sampled", False, "Model drafters draw their tokens instead of taking the greedy one; "
                             "use it with --verifier=rejection, block, recursive or traversal.")
 TEMPERATURE = flags.DEFINE_float("draft_temperature", None, "Temperature of drawn drafts; the request's by default.",
@@ -78,8 +78,8 @@ MEDUSA = flags.DEFINE_string("medusa_head", None, "Medusa's heads: a folder or f
                              "come with specjax for the target.")
 HYDRA = flags.DEFINE_string("hydra_head", None, "Hydra's heads: a folder or file, as published; by default those that come "
                             "with specjax for the target.")
-DFLASH = flags.DEFINE_string("dflash_head", None, "DFlash drafter: a folder, as published; by default the one that comes "
-                             "with specjax for the target.")
+DFLASH = flags.DEFINE_string("dflash_head", None, "DFlash drafter, for jetspec too: a folder, as published; by default the "
+                             "one that comes with specjax for the target.")
 DSPARK = flags.DEFINE_string("dspark_head", None, "DSpark drafter: a folder, as DeepSpec writes it; by default the one that "
                              "comes with specjax for the target.")
 PEAGLE = flags.DEFINE_string("peagle_head", None, "P-EAGLE head: a folder, as speculators writes it; by default the one "
@@ -242,15 +242,15 @@ def tree_or_chain(chain: int, trees: tuple = ()) -> tuple[int | None, int]:
   return nodes(8) if trees else None, tokens(chain)
 
 
-def depth(most: int) -> int:
-  """Levels of a tree, at most `most` by default.
+def depth(most: int, *, whole: bool = False) -> int:
+  """Levels of a tree, at most `most`; `whole` is for a method that drafts as deep as it can by default.
 
   Raises:
     ValueError: more were asked for.
   """
   if _given(DEPTH) and DEPTH.value > most:
     raise ValueError(f"--tree_depth={DEPTH.value}: at most {most}, the tokens that the head drafts")
-  return min(DEPTH.value, most)
+  return most if whole and not _given(DEPTH) else min(DEPTH.value, most)
 
 
 def _given(*wanted):

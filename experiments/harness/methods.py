@@ -157,6 +157,13 @@ def _dflash(given):
   return _block(given, "dflash", options.DFLASH, proposers.DFlash, 1)
 
 
+def _jetspec(given):
+  head = options.head(given, "dflash", options.DFLASH)
+  most = head.config.block - 1
+  return proposers.JetSpec(head=head, num_tokens=options.depth(most, whole=True), nodes=options.nodes(16),
+                           beam=options.BEAM.value)
+
+
 def _dspark(given):
   return _block(given, "dspark", options.DSPARK, proposers.DSpark, 0, confidence=options.CONFIDENCE.value)
 
@@ -241,6 +248,7 @@ _METHODS = {
     "medusa": Method(_medusa, _CHAIN + _TREE + (options.MEDUSA,), samples=_drawn),
     "hydra": Method(_hydra, _CHAIN + _TREE + (options.HYDRA,), samples=_drawn),
     "dflash": Method(_dflash, _CHAIN + _TREE + (options.DFLASH, options.DEPTH, options.BEAM), samples=_drawn),
+    "jetspec": Method(_jetspec, _TREE + (options.DFLASH, options.DEPTH, options.BEAM)),
     "dspark": Method(_dspark, _CHAIN + _TREE + (options.DSPARK, options.CONFIDENCE, options.DEPTH, options.BEAM),
                      samples=_drawn),
     "peagle": Method(_peagle, _CHAIN + _TREE + (options.PEAGLE, options.DEPTH, options.BEAM), samples=_drawn),

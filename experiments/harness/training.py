@@ -29,7 +29,7 @@ from specjax.training import vocabulary
 LOSSES = tuple(losses.BY_NAME)
 # Which flags do not belong to all kinds.
 HEADS = {"eagle3": ("passes",), "eagle": ("passes", "noise"), "medusa": ("heads",),
-         "hydra": ("heads", "blocks", "prefix_attention"), "dflash": ("block", "head_layers"),
+         "hydra": ("heads", "blocks", "prefix_attention"), "dflash": ("block", "head_layers", "causal"),
          "dspark": ("block", "head_layers", "markov_rank"), "peagle": ("depths", "head_layers")}
 PASSES = {"eagle3": 4, "eagle": 1}
 _PROMPTS, _NEW_TOKENS = 12, 64  # held-out prompts that are drafted for, and output tokens of each
@@ -59,6 +59,7 @@ class Job:
   head_layers: int
   markov_rank: int
   depths: int
+  causal: bool
   start: str | None
   noise: float
   evaluate_every: int
@@ -172,7 +173,7 @@ def _trainer(job, target, data, start):
     return trainers.train_dspark(target, data, ids, dspark.Recipe(**common), job.seed, layers=job.head_layers,
                                  block=job.block, mask_id=mask, rank=job.markov_rank, start=start), covered
   return trainers.train_dflash(target, data, ids, dflash.Recipe(**common), job.seed, layers=job.head_layers,
-                               block=job.block, mask_id=mask, start=start), covered
+                               block=job.block, mask_id=mask, causal=job.causal, start=start), covered
 
 
 def _start(job, target):
@@ -186,7 +187,7 @@ def _start(job, target):
   own = {"medusa": lambda: {"heads": head.config.heads}, "eagle3": lambda: {}, "eagle": lambda: {},
          "hydra": lambda: {"heads": head.config.heads, "blocks": head.config.blocks,
                            "prefix_attention": head.prefix is not None},
-         "dflash": lambda: {"block": head.config.block, "head_layers": head.config.layers},
+         "dflash": lambda: {"block": head.config.block, "head_layers": head.config.layers, "causal": head.config.causal},
          "dspark": lambda: {"block": head.config.block, "head_layers": head.config.layers, "markov_rank": head.rank},
          "peagle": lambda: {"depths": head.depths, "head_layers": head.depth}}[kind]()
   for name, size in own.items():

@@ -17,6 +17,7 @@ from specjax.proposers.fallback import Fallback
 from specjax.proposers.hierarchical import Hierarchical
 from specjax.proposers.hydra import Hydra
 from specjax.proposers.jacobi import Jacobi
+from specjax.proposers.jetspec import JetSpec
 from specjax.proposers.layer_skip import LayerSkip
 from specjax.proposers.lookahead import Lookahead
 from specjax.proposers.medusa import Medusa
@@ -32,6 +33,6 @@ from specjax.proposers.shared_tokens import SharedTokens
 from specjax.proposers.suffix import Suffix
 
 __all__ = ["AutoLookup", "Committed", "Context", "DFlash", "DSpark", "DraftModel", "DraftTree", "Drawing", "DynamicTree",
-           "Eagle", "EagleFixedTree", "EagleTree", "EarlyExit", "Fallback", "Hierarchical", "Hydra", "Jacobi",
+           "Eagle", "EagleFixedTree", "EagleTree", "EarlyExit", "Fallback", "Hierarchical", "Hydra", "Jacobi", "JetSpec",
            "LayerSkip", "Lookahead", "Medusa", "Mixture", "NGram", "PEagle", "Pard", "Plain", "Proposer", "Recycling", "Retokenised",
            "Retrieval", "SharedTokens", "Suffix"]

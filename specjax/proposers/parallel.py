@@ -1,7 +1,7 @@
 """Drafts from laws that one pass gives for all depths at once: what Medusa's heads and block drafters share.
 
 The law of a depth does not depend on what is drafted above it. A chain takes one token of each; a tree the paths of the
-greatest product of probabilities (best first over the depths' marginals: JetSpec, arXiv 2606.18394).
+greatest product of probabilities, from a beam of them on every level (`growth`; JetSpec's own rule is in `jetspec`).
 
 Letters: B batch rows, N depths, U draft ids, V vocabulary, k width of the beam, T nodes.
 """

@@ -89,6 +89,18 @@ def test_a_head_drafts_a_chain_or_a_tree(tmp_path):
       methods.build(name, given)
 
 
+def test_jetspec_opens_a_tree_as_deep_as_the_block(tmp_path):
+  target, _, tokenizer = tiny.pair()
+  heads.save_head(tiny.dflash(target, (0, 1, 2, 3, 4), block=6), tmp_path / "head")
+  build = lambda: methods.build("jetspec", methods.Given(target, tokenizer, "tiny"))
+  with flagsaver.flagsaver(dflash_head=str(tmp_path / "head")):
+    assert (build().max_nodes, build().max_depth, build().beam) == (16, 5, 4)
+    with flagsaver.flagsaver(tree_nodes=9, tree_depth=3, tree_beam=2):
+      assert (build().max_nodes, build().max_depth, build().beam) == (9, 3, 2)
+    with flagsaver.flagsaver(tree_depth=6), pytest.raises(ValueError, match="--tree_depth=6: at most 5"):
+      build()
+
+
 def test_a_model_of_pard_drafts_a_chain_or_a_tree(monkeypatch, tmp_path):
   target, drafter, tokenizer = tiny.pair()
   monkeypatch.setattr(method_options, "load", lambda name: (drafter, tokenizer))

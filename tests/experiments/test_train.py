@@ -16,7 +16,7 @@ import programs
 TARGET = f"--target={programs.TINY}"
 TRAIN = [TARGET, "--steps=5", "--batch_tokens=512", "--max_tokens=64"]
 KINDS = {"eagle3": ["--passes=2"], "eagle": ["--passes=2", "--noise=0.05"], "medusa": ["--heads=2"],
-         "hydra": ["--heads=2", "--blocks=2"], "dflash": ["--block=4", "--head_layers=1"],
+         "hydra": ["--heads=2", "--blocks=2"], "dflash": ["--block=4", "--head_layers=1", "--causal"],
          "dspark": ["--block=3", "--head_layers=1", "--markov_rank=4"], "peagle": ["--depths=3", "--head_layers=2"]}
 FIRST = "--batch_size=8", "--max_new_tokens=20"
 # Drafts with the heads that were written, beside plain decoding.
@@ -174,6 +174,8 @@ def test_a_run_leaves_a_head_its_numbers_and_their_picture(root, ended, kind):
   sizes = {"eagle3": ("draft_vocab", 40), "eagle": ("draft_vocab", 40), "medusa": ("heads", 2), "hydra": ("blocks", 2),
            "dflash": ("block", 4), "dspark": ("block", 3), "peagle": ("draft_vocab", 40)}
   assert getattr(head.config, sizes[kind][0]) == sizes[kind][1]
+  assert kind != "dflash" or head.config.causal
+  assert kind != "peagle" or (head.depths, head.depth) == (3, 2)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -50,6 +50,7 @@ HEADS = {
     "Hydra++ tree": proposers.Hydra(head=HYDRA, shape=static_trees.best_first((0.5, 0.2, 0.1), 7, 3)),
     "DFlash": proposers.DFlash(head=DFLASH, num_tokens=3),
     "DFlash tree": proposers.DFlash(head=DFLASH, num_tokens=3, nodes=7, beam=3),
+    "JetSpec": proposers.JetSpec(head=DFLASH, num_tokens=3, nodes=8, beam=3),
     "DSpark": proposers.DSpark(head=DSPARK, num_tokens=3, confidence=0.4),
     "DSpark tree": proposers.DSpark(head=DSPARK, num_tokens=3, nodes=7, beam=3),
     "P-EAGLE": proposers.PEagle(head=PEAGLE, num_tokens=3),
@@ -224,7 +225,8 @@ def test_a_row_of_a_large_batch_is_that_row_alone(name):
 def test_end_of_sequence_is_never_a_node_of_a_grown_tree():
   everything = tuple(range(24))
   for proposer in (proposers.EagleTree(head=tiny.eagle3(TARGET, everything), nodes=16, depth=3, beam=4),
-                   proposers.DFlash(head=tiny.dflash(TARGET, everything), num_tokens=3, nodes=16, beam=4)):
+                   proposers.DFlash(head=tiny.dflash(TARGET, everything), num_tokens=3, nodes=16, beam=4),
+                   proposers.JetSpec(head=tiny.dflash(TARGET, everything), num_tokens=3, nodes=16, beam=4)):
     state = drivers.start(TARGET, proposer, PROMPTS, max_new_tokens=NEW, eos_ids=[1, 2, 3, 4, 6])
     tree, _ = starting.draft(TARGET, proposer, state)
     assert not np.isin(np.asarray(tree.tokens)[:, 1:][np.asarray(tree.valid)[:, 1:]], [1, 2, 3, 4, 6]).any()
@@ -411,7 +413,7 @@ def test_long_prompts_and_buckets_that_grow():
 
 
 @pytest.mark.parametrize("name", ["EAGLE", "EAGLE fixed tree", "EAGLE-3", "EAGLE-3 tree", "Medusa", "Hydra", "Hydra++",
-                                  "Hydra++ tree", "DFlash", "DSpark", "DSpark tree", "P-EAGLE", "P-EAGLE tree"])
+                                  "Hydra++ tree", "DFlash", "JetSpec", "DSpark", "DSpark tree", "P-EAGLE", "P-EAGLE tree"])
 def test_where_no_row_drafts_no_product_with_the_vocabulary_is_left(name):
   """Behind a lookup that has a draft a head costs nothing: its products stand inside of branches."""
   state = drivers.start(TARGET, HEADS[name], PROMPTS, max_new_tokens=NEW)
@@ -444,6 +446,8 @@ def test_trees_refuse_draws_and_depths_without_heads():
     proposers.DFlash(head=DFLASH, num_tokens=4)
   with pytest.raises(ValueError, match="draws a chain"):
     proposers.DFlash(head=DFLASH, num_tokens=3, nodes=6, drawing=DRAWN)
+  with pytest.raises(ValueError, match="nodes=None: JetSpec drafts a tree"):
+    proposers.JetSpec(head=DFLASH, num_tokens=3, nodes=None)
   with pytest.raises(ValueError, match="must be 1 to 3, the places of the block"):
     proposers.DSpark(head=DSPARK, num_tokens=4)
   with pytest.raises(ValueError, match="must be 1 to 3, the depths that the head was trained for"):

@@ -5,6 +5,7 @@ sees its own answers (SpecForge 448, 424, 473, 427 and 455). Such a head trains 
 right 98 times in 100 in training, and 10 when served).
 """
 import dataclasses
+import heapq
 
 from flax import struct
 import jax
@@ -272,6 +273,19 @@ def grown(law, nodes=16, depth=3, beam=3):
   return {tuple(path) for _, path in sorted(pool, reverse=True)[:nodes - 1]}
 
 
+def opened(law, nodes=17, depth=3, beam=3):
+  """JetSpec's tree, by its heap: the best node is opened and gets all its children, as long as there is room."""
+  found, heap = [], [(0.0, 0, ())]
+  while heap and len(found) < nodes - 1:
+    score, _, path = heapq.heappop(heap)
+    if len(path) < depth:
+      log_q = law(list(path))
+      for i in np.argsort(-log_q)[:min(beam, nodes - 1 - len(found))]:
+        found.append((*path, int(IDS[i])))
+        heapq.heappush(heap, (score - log_q[i], len(found), found[-1]))
+  return set(found)
+
+
 def shaped(law, shape):
   """A fixed shape filled with the choices of each rank."""
   paths = [[]]
@@ -290,6 +304,8 @@ TREES = {  # kind: first weights and the proposer of a tree, of SHAPE or grown
     "hydra": (lambda: hydra.init(TARGET, IDS, 3, blocks=2), lambda head: proposers.Hydra(head=head, shape=SHAPE)),
     "dflash": (lambda: dflash.init(TARGET, IDS, LAYERS, layers=2, block=4, mask_id=23, key=jax.random.key(0)),
                lambda head: proposers.DFlash(head=head, num_tokens=3, nodes=16, beam=3)),
+    "jetspec": (lambda: dflash.init(TARGET, IDS, LAYERS, layers=2, block=4, mask_id=23, key=jax.random.key(0), causal=True),
+                lambda head: proposers.JetSpec(head=head, num_tokens=3, nodes=17, beam=3)),
     "dspark": (lambda: dspark.init(TARGET, IDS, LAYERS, layers=2, block=3, mask_id=23, rank=4, key=jax.random.key(0)),
                lambda head: proposers.DSpark(head=head, num_tokens=3, nodes=16, beam=3)),
     "peagle": (first_peagle, lambda head: proposers.PEagle(head=head, num_tokens=3, nodes=16, beam=3))}
@@ -308,7 +324,8 @@ def test_a_tree_is_made_of_the_laws_of_its_paths(kind):
     paths = [()]
     for node in range(1, tree.size[row]):
       paths.append((*paths[tree.parents[row, node]], int(tree.tokens[row, node])))
-    assert set(paths[1:]) == (shaped(law, SHAPE) if kind in ("eagle", "medusa", "hydra") else grown(law))
+    assert set(paths[1:]) == (shaped(law, SHAPE) if kind in ("eagle", "medusa", "hydra") else
+                              opened(law) if kind == "jetspec" else grown(law))
     assert max(map(len, paths)) == 3  # from the second level on parents differ
 
 
