@@ -51,8 +51,8 @@ def main():
       steps=_STEPS.value, limit=_LIMIT.value, learning_rate=_RATE.value, batch_tokens=_BATCH.value,
       max_tokens=_MAX_TOKENS.value, draft_vocab=_VOCAB.value, loss=_LOSS.value, answers_only=_ANSWERS.value,
       passes=_PASSES.value or training.PASSES.get(_HEAD.value, 4), heads=_HEADS.value, blocks=_BLOCKS.value,
-      prefix_attention=_PREFIX.value, block=_BLOCK.value, head_layers=_LAYERS.value, markov_rank=_RANK.value, depths=_DEPTHS.value,
-      causal=_CAUSAL.value,
+      prefix_attention=_PREFIX.value, block=_BLOCK.value, head_layers=_LAYERS.value, markov_rank=_RANK.value,
+      depths=_DEPTHS.value, causal=_CAUSAL.value,
       start=_START.value, noise=_NOISE.value,
       evaluate_every=_EVALUATE.value, seed=settings.SEED.value)
   training.check_read(job, flags.FLAGS)

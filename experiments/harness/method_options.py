@@ -41,7 +41,8 @@ SMALL = flags.DEFINE_string("hierarchical_small", "ngram", "The method that draf
 MIXTURE = flags.DEFINE_list("mixture", ["ngram", "recycling"], "Methods whose branches mixture puts into one tree; the "
                             "first ones keep theirs where --tree_nodes is short.")
 NODES = flags.DEFINE_integer("tree_nodes", None, "Nodes of a drafted tree, root included; each method has its own "
-                             "default. Given, eagle, eagle3, medusa, hydra, dflash, dspark, peagle and pard draft trees.", lower_bound=2)
+                             "default. Given, eagle, eagle3, medusa, hydra, dflash, dspark, peagle and pard draft "
+                             "trees.", lower_bound=2)
 SHAPE = flags.DEFINE_list("tree_shape", ["2", "2", "1"], "draft_tree: children of every node, level by level; or "
                           "sequoia: the best shape of --tree_nodes nodes for --tree_acceptance; or eagle: EAGLE-1's, "
                           "of 26 nodes. Given, eagle and eagle3 draft trees of it.")
@@ -50,10 +51,12 @@ ACCEPTANCE = flags.DEFINE_list("tree_acceptance", ["0.6", "0.15", "0.07", "0.04"
 CHILDREN = flags.DEFINE_enum("tree_children", "top_k", ["top_k", "independent", "without_replacement"],
                              "draft_tree: the most probable children, or draws of them; given, for eagle and eagle3 "
                              "too, in the tree of --tree_shape.")
-DEPTH = flags.DEFINE_integer("tree_depth", 4, "Levels that dynamic_tree, eagle, eagle3, dflash, dspark, peagle, pard and jetspec grow, and that "
+DEPTH = flags.DEFINE_integer("tree_depth", 4, "Levels that dynamic_tree, eagle, eagle3, dflash, jetspec, dspark, "
+                             "peagle and pard grow, and that "
                              "sequoia may have; given, these heads draft trees.", lower_bound=1)
 BEAM = flags.DEFINE_integer("tree_beam", 4, "Nodes of a level that dynamic_tree, eagle and eagle3 expand, and children "
-                            "of each, for dflash, jetspec, dspark, peagle and pard too; given, these heads draft trees.", lower_bound=1)
+                            "of each, for dflash, jetspec, dspark, peagle and pard too; given, these heads draft "
+                            "trees.", lower_bound=1)
 SAMPLED = flags.DEFINE_bool("draft_sampled", False, "Model drafters draw their tokens instead of taking the greedy one; "
                             "use it with --verifier=rejection, block, recursive or traversal.")
 TEMPERATURE = flags.DEFINE_float("draft_temperature", None, "Temperature of drawn drafts; the request's by default.",
@@ -78,18 +81,19 @@ MEDUSA = flags.DEFINE_string("medusa_head", None, "Medusa's heads: a folder or f
                              "come with specjax for the target.")
 HYDRA = flags.DEFINE_string("hydra_head", None, "Hydra's heads: a folder or file, as published; by default those that come "
                             "with specjax for the target.")
-DFLASH = flags.DEFINE_string("dflash_head", None, "DFlash drafter, for jetspec too: a folder, as published; by default the "
-                             "one that comes with specjax for the target.")
+DFLASH = flags.DEFINE_string("dflash_head", None, "DFlash drafter, for jetspec too: a folder, as published; by default "
+                             "the one that comes with specjax for the target.")
 DSPARK = flags.DEFINE_string("dspark_head", None, "DSpark drafter: a folder, as DeepSpec writes it; by default the one that "
                              "comes with specjax for the target.")
-PEAGLE = flags.DEFINE_string("peagle_head", None, "P-EAGLE head: a folder, as speculators writes it; by default the one "
-                             "that comes with specjax for the target.")
-PARD = flags.DEFINE_string("pard_model", None, "Draft model trained on masks: a folder, as AMD-AGI/PARD writes it, or a Hub "
-                           "id.")
+PEAGLE = flags.DEFINE_string("peagle_head", None, "P-EAGLE head: a folder, as speculators writes it; by default the "
+                             "one that comes with specjax for the target.")
+PARD = flags.DEFINE_string("pard_model", None, "Draft model trained on masks: a folder, as AMD-AGI/PARD writes it, or "
+                           "a Hub id.")
 CONFIDENCE = flags.DEFINE_float("dspark_confidence", 0.0, "dspark: a chain ends before a token whose chance of "
                                 "acceptance its confidence head gives less; 0: never.", lower_bound=0, upper_bound=1)
-ALL = (EAGLE, EAGLE3, MEDUSA, HYDRA, DFLASH, DSPARK, PEAGLE, PARD, CONFIDENCE, DRAFT_TOKENS, MAX_NGRAM, MIN_NGRAM, MATCH, SOURCE,
-       OVERLAP, LOOKUP_TREE, MIN_SCORE, STORE, DATASTORE, FALLBACK, DRAFT, EXIT_LAYER, SKIPPED, WINDOW, LOOKAHEAD_NGRAM, GUESSES,
+ALL = (EAGLE, EAGLE3, MEDUSA, HYDRA, DFLASH, DSPARK, PEAGLE, PARD, CONFIDENCE, DRAFT_TOKENS, MAX_NGRAM, MIN_NGRAM,
+       MATCH, SOURCE, OVERLAP, LOOKUP_TREE, MIN_SCORE, STORE, DATASTORE, FALLBACK, DRAFT, EXIT_LAYER, SKIPPED, WINDOW,
+       LOOKAHEAD_NGRAM, GUESSES,
        SMALL, MIXTURE, NODES, SHAPE, ACCEPTANCE, CHILDREN, DEPTH, BEAM, SAMPLED, TEMPERATURE, TOP_K, TOP_P, LENGTH,
        THRESHOLD, COSTS, COST)
 _loaded, _heads = {}, {}

@@ -180,7 +180,8 @@ def _pard(given):
   model, mask_id = options.pard(given)
   nodes, tokens = options.tree_or_chain(7)
   if nodes:
-    return proposers.Pard(model=model, mask_id=mask_id, num_tokens=options.DEPTH.value, nodes=nodes, beam=options.BEAM.value)
+    return proposers.Pard(model=model, mask_id=mask_id, num_tokens=options.DEPTH.value, nodes=nodes,
+                          beam=options.BEAM.value)
   return proposers.Pard(model=model, mask_id=mask_id, num_tokens=tokens, drawing=options.drawing(),
                         length=options.length_rule())
 

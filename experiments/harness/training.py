@@ -187,7 +187,8 @@ def _start(job, target):
   own = {"medusa": lambda: {"heads": head.config.heads}, "eagle3": lambda: {}, "eagle": lambda: {},
          "hydra": lambda: {"heads": head.config.heads, "blocks": head.config.blocks,
                            "prefix_attention": head.prefix is not None},
-         "dflash": lambda: {"block": head.config.block, "head_layers": head.config.layers, "causal": head.config.causal},
+         "dflash": lambda: {"block": head.config.block, "head_layers": head.config.layers,
+                            "causal": head.config.causal},
          "dspark": lambda: {"block": head.config.block, "head_layers": head.config.layers, "markov_rank": head.rank},
          "peagle": lambda: {"depths": head.depths, "head_layers": head.depth}}[kind]()
   for name, size in own.items():

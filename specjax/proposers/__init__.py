@@ -33,6 +33,6 @@ from specjax.proposers.shared_tokens import SharedTokens
 from specjax.proposers.suffix import Suffix
 
 __all__ = ["AutoLookup", "Committed", "Context", "DFlash", "DSpark", "DraftModel", "DraftTree", "Drawing", "DynamicTree",
-           "Eagle", "EagleFixedTree", "EagleTree", "EarlyExit", "Fallback", "Hierarchical", "Hydra", "Jacobi", "JetSpec",
-           "LayerSkip", "Lookahead", "Medusa", "Mixture", "NGram", "PEagle", "Pard", "Plain", "Proposer", "Recycling", "Retokenised",
-           "Retrieval", "SharedTokens", "Suffix"]
+           "Eagle", "EagleFixedTree", "EagleTree", "EarlyExit", "Fallback", "Hierarchical", "Hydra", "Jacobi",
+           "JetSpec", "LayerSkip", "Lookahead", "Medusa", "Mixture", "NGram", "PEagle", "Pard", "Plain", "Proposer",
+           "Recycling", "Retokenised", "Retrieval", "SharedTokens", "Suffix"]

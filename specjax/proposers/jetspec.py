@@ -1,13 +1,12 @@
 """JetSpec: a causal DFlash block drafts a tree, opened best first until its nodes are used up.
 
-JetSpec (arXiv 2606.18394, hao-ai-lab/JetSpec, whose builder `accum_logp` this is). The laws of the depths do not depend
-on the path, so the children of every node of a depth are the same ids. The node with the greatest product of probabilities
-is opened next and gets all its `beam` children, the last one as many as there is room for; so a deep path that is sure is
-followed as far as the block goes, and a node that is opened costs its whole family. `DFlash` with `nodes` keeps the most
-probable nodes instead, from a beam on every level.
+JetSpec (arXiv 2606.18394, hao-ai-lab/JetSpec, whose builder `accum_logp` this is). The laws of the depths do not
+depend on the path, so the children of every node of a depth are the same ids. The node with the greatest product of
+probabilities is opened next and gets all its `beam` children, the last one as many as there is room for; so a deep
+path that is sure is followed as far as the block goes, and a node that is opened costs its whole family. `DFlash` with
+`nodes` keeps the most probable nodes instead, from a beam on every level.
 
-It differs in that an end of sequence is no draft, which leaves its place empty, and in equal products: of these the
-earlier node is opened, here as there, but sums of logarithms are float32 where JetSpec's are float64.
+It differs in that an end of sequence is no draft, as the step would draw it at no cost: its place stays empty.
 
 Letters: B batch rows, N depths, k children, T nodes.
 """

@@ -64,8 +64,8 @@ def feed(run, read, cache: cache_lib.KVCache, known: jax.Array, wanted: jax.Arra
   Args:
     run: (cache, size) -> (outputs, block): the next `size` entries of every row, outputs f[B, size, ...] each.
     read: outputs f[B, 1, ...] of the last entry -> what is asked of them, arrays of leading axis B.
-    finish: (cache, size, count i32[B]) -> (block of `size` nodes, what is asked): the last pass, of which `count` entries
-      are known, for a drafter that runs more in it (see `masked_pass`); None is `run` and then `read`.
+    finish: (cache, size, count i32[B]) -> (block of `size` nodes, what is asked): the last pass, of which `count`
+      entries are known, for a drafter that runs more in it (see `masked_pass`); None is `run` and then `read`.
 
   Returns:
     The cache, and what `read` returns; without meaning for rows that are not wanted, or lacked nothing.

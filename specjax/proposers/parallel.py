@@ -43,13 +43,14 @@ def tree(best: tuple[jax.Array, jax.Array], ids, context: base.Context, levels: 
 
 
 class ChainOrTree(base.Defaults):
-  """A mixin: chains of up to `num_tokens` tokens or trees of `nodes` nodes from the laws of all depths; fields of theirs,
-  as are `beam`, `drawing` and `length`."""
+  """A mixin: chains of up to `num_tokens` tokens or trees of `nodes` nodes from the laws of all depths; fields of
+  theirs, as are `beam`, `drawing` and `length`."""
 
   def check_options(self, most: int | None, what: str, draft_vocab: int) -> None:
     """Raises ValueError for more than `most` tokens, `what` the drafter has, and for options that make no sense."""
     if self.num_tokens < 1 or most is not None and self.num_tokens > most:
-      raise ValueError(f"num_tokens={self.num_tokens}: it must be 1 " + ("or more" if most is None else f"to {most}, {what}"))
+      raise ValueError(f"num_tokens={self.num_tokens}: it must be 1 "
+                       + ("or more" if most is None else f"to {most}, {what}"))
     if self.nodes is not None and (self.nodes < 2 or not 1 <= self.beam <= draft_vocab):
       raise ValueError(f"nodes={self.nodes}, beam={self.beam}: a tree has 2 nodes or more, and a node 1 child or more")
     if isinstance(self.drawing, autoregressive.Drawing):

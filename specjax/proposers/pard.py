@@ -1,10 +1,10 @@
 """PARD: an ordinary draft model that was trained on masks drafts all depths in one pass.
 
-PARD (arXiv 2504.18583, AMD-AGI/PARD; vLLM's parallel drafting of draft models). Behind the tokens that the model's cache
-lacks, the pending one last, stand N - 1 mask tokens; the logits of the pending one and of the masks are the laws of the N
-depths (see `masked_pass`). The cache holds committed tokens only: what was drafted was never fed, and the masks are
-dropped. As a chain, greedy or drawn from each depth's law; or as a tree, best first over those laws (`parallel`), where
-PARD's own code drafts greedy chains.
+PARD (arXiv 2504.18583, AMD-AGI/PARD; vLLM's parallel drafting of draft models). Behind the tokens that the model's
+cache lacks, the pending one last, stand N - 1 mask tokens; the logits of the pending one and of the masks are the laws
+of the N depths (see `masked_pass`). The cache holds committed tokens only: what was drafted was never fed, and the
+masks are dropped. As a chain, greedy or drawn from each depth's law; or as a tree, best first over those laws
+(`parallel`), where PARD's own code drafts greedy chains.
 
 Letters: B batch rows, N depths.
 """
@@ -42,8 +42,8 @@ class Pard(parallel.ChainOrTree):
     drawing, length: of a chain; as of `DraftModel`.
 
   Raises:
-    ValueError: for a number of tokens below 1, fewer than 2 nodes, drawing options that make no sense, draws for a tree,
-      or a mask that the model's embedding does not have; by `init` for a drafter with another number of ids.
+    ValueError: for a number of tokens below 1, fewer than 2 nodes, drawing options that make no sense, draws for a
+      tree, or a mask that the model's embedding does not have; by `init` for a drafter with another number of ids.
   """
   model: Any
   mask_id: int = struct.field(pytree_node=False)

@@ -34,8 +34,8 @@ class PEagle(eagle.Headed, parallel.ChainOrTree):
     drawing, length: of a chain; as of `DraftModel`.
 
   Raises:
-    ValueError: for more tokens than the head was trained for, fewer than 2 nodes, drawing options that make no sense, or
-      draws for a tree; by `init` for another target than the head's.
+    ValueError: for more tokens than the head was trained for, fewer than 2 nodes, drawing options that make no sense,
+      or draws for a tree; by `init` for another target than the head's.
   """
   head: Any
   num_tokens: int = struct.field(pytree_node=False, default=3)
@@ -85,8 +85,9 @@ class PEagle(eagle.Headed, parallel.ChainOrTree):
       hidden, block = _pass(head, (jnp.concatenate([embedded, token], 1), jnp.concatenate([feature, mask], 1)), cache,
                             count, masks)
       logits = head.logits(masked_pass.depths(hidden, count, masks))
-      # Without rows of the vocabulary that only fill it up.
-      return masked_pass.entries(block, size), self.laws(logits if head.ids is not None else logits[..., :target.vocab_size])
+      if head.ids is None:
+        logits = logits[..., :target.vocab_size]  # without rows of the vocabulary that only fill it up
+      return masked_pass.entries(block, size), self.laws(logits)
 
     committed, made = own_cache.feed(run, None, state.cache, context.length - 1, most > 0, finish=finish)
     tree = self.drafted(made, head.ids, context, keys, most, state.length, target.vocab_size)

@@ -1,11 +1,12 @@
 """Training of a P-EAGLE head: every entry of the text is an anchor, with the masks of all depths behind it.
 
-P-EAGLE (arXiv 2602.01469; vllm-project/speculators). The mask of depth i behind entry t stands at position t + i and sees
-the entries of the text up to t, the masks before it behind the same entry, and itself; its label is the target's law
-behind token t + 1 + i (see `shifts`). The published trainer keeps a random part of the masks of each depth (conditional
-drop-token: 0.7 ** i of them, 0.2 at least) and cuts long sequences in pieces, both to save memory. Here all are kept, one
-depth after another, and depth i weighs what would be kept of it, 0.7 ** i; the least of 0.2 is left out. The embedding of
-a mask is learned only with an embedding of the head's own, else it stays the target's of an id that texts do not hold.
+P-EAGLE (arXiv 2602.01469; vllm-project/speculators). The mask of depth i behind entry t stands at position t + i and
+sees the entries of the text up to t, the masks before it behind the same entry, and itself; its label is the target's
+law behind token t + 1 + i (see `shifts`). The published trainer keeps a random part of the masks of each depth
+(conditional drop-token: 0.7 ** i of them, 0.2 at least) and cuts long sequences in pieces, both to save memory. Here
+all are kept, one depth after another, and depth i weighs what would be kept of it, 0.7 ** i; the least of 0.2 is left
+out. The embedding of a mask is learned only with an embedding of the head's own, else it stays the target's of an id
+that texts do not hold.
 
 Letters: B sequences, S entries, D width of the target, E width of the head, F = features * D, U draft ids, N depths.
 """
@@ -62,7 +63,8 @@ def init(target, ids: np.ndarray, features: tuple[int, ...], *, layers: int, dep
 
 def loss(params: peagle.PEagleHead, frozen: shifts.Frozen, ids: jax.Array, batch: batches.Batch, recipe: Recipe):
   """The loss of a batch and its metrics; arguments as of `eagle3.loss`."""
-  return by_depth.loss(depths(params, frozen.embedding, batch), frozen.head, ids, batch, recipe, frozen.embedding.shape[0])
+  made = depths(params, frozen.embedding, batch)
+  return by_depth.loss(made, frozen.head, ids, batch, recipe, frozen.embedding.shape[0])
 
 
 def depths(params: peagle.PEagleHead, embedding: jax.Array, batch: batches.Batch) -> list[jax.Array]:

@@ -131,7 +131,8 @@ WITH |= {"datastore": ["--methods=retrieval"], "skip_layers": ["--methods=layer_
 WITH |= {name: ["--methods=early_exit"] for name in ("draft_sampled", "draft_length", "exit_layer")}
 WITH |= {name: ["--methods=early_exit", "--draft_sampled=true"]
          for name in ("draft_temperature", "draft_top_k", "draft_top_p")}
-WITH |= {f"{name}_head": [f"--methods={name}"] for name in ("eagle", "eagle3", "medusa", "hydra", "dflash", "dspark", "peagle")}
+WITH |= {f"{name}_head": [f"--methods={name}"] for name in ("eagle", "eagle3", "medusa", "hydra", "dflash", "dspark",
+                                                                "peagle")}
 WITH["pard_model"] = ["--methods=pard"]
 WITH["dspark_confidence"] = ["--methods=dspark", "--dspark_head={dir}/dspark"]
 WITH["confidence_threshold"] = ["--methods=early_exit", "--draft_length=confidence"]

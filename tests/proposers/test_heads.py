@@ -413,7 +413,8 @@ def test_long_prompts_and_buckets_that_grow():
 
 
 @pytest.mark.parametrize("name", ["EAGLE", "EAGLE fixed tree", "EAGLE-3", "EAGLE-3 tree", "Medusa", "Hydra", "Hydra++",
-                                  "Hydra++ tree", "DFlash", "JetSpec", "DSpark", "DSpark tree", "P-EAGLE", "P-EAGLE tree"])
+                                  "Hydra++ tree", "DFlash", "JetSpec", "DSpark", "DSpark tree", "P-EAGLE",
+                                  "P-EAGLE tree"])
 def test_where_no_row_drafts_no_product_with_the_vocabulary_is_left(name):
   """Behind a lookup that has a draft a head costs nothing: its products stand inside of branches."""
   state = drivers.start(TARGET, HEADS[name], PROMPTS, max_new_tokens=NEW)

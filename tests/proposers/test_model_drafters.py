@@ -75,8 +75,9 @@ def slow_dynamic(text, budget, eos, nodes=7, depth=3, beam=2, behind=lambda path
   for _ in range(depth):
     found = []
     for score, path in level:
-      law = log_law([*text, *behind(path)])
-      found += [(score + law[token], (*path, token)) for token in best([*text, *behind(path)], beam) if token not in eos]
+      seen = [*text, *behind(path)]
+      law = log_law(seen)
+      found += [(score + law[token], (*path, token)) for token in best(seen, beam) if token not in eos]
     pool += found
     level = sorted(found, key=lambda entry: -entry[0])[:beam]
   pool = [entry for entry in pool if len(entry[1]) < budget]

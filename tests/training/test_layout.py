@@ -147,7 +147,8 @@ def first_peagle(**changes):
   return head.replace(first=head.first.replace(config=config))
 
 
-@pytest.mark.parametrize("change", [{}, {"residual_normed": True, "first_position": 1}], ids=["plain", "residual normed"])
+@pytest.mark.parametrize("change", [{}, {"residual_normed": True, "first_position": 1}],
+                         ids=["plain", "residual normed"])
 def test_peagle_sees_in_training_what_it_sees_in_drafting(change):
   """Two layers; behind entries that were padding in one pass, and a prefill of two chunks."""
   head = noisy(first_peagle(**change))
@@ -304,7 +305,8 @@ TREES = {  # kind: first weights and the proposer of a tree, of SHAPE or grown
     "hydra": (lambda: hydra.init(TARGET, IDS, 3, blocks=2), lambda head: proposers.Hydra(head=head, shape=SHAPE)),
     "dflash": (lambda: dflash.init(TARGET, IDS, LAYERS, layers=2, block=4, mask_id=23, key=jax.random.key(0)),
                lambda head: proposers.DFlash(head=head, num_tokens=3, nodes=16, beam=3)),
-    "jetspec": (lambda: dflash.init(TARGET, IDS, LAYERS, layers=2, block=4, mask_id=23, key=jax.random.key(0), causal=True),
+    "jetspec": (lambda: dflash.init(TARGET, IDS, LAYERS, layers=2, block=4, mask_id=23, key=jax.random.key(0),
+                                    causal=True),
                 lambda head: proposers.JetSpec(head=head, num_tokens=3, nodes=17, beam=3)),
     "dspark": (lambda: dspark.init(TARGET, IDS, LAYERS, layers=2, block=3, mask_id=23, rank=4, key=jax.random.key(0)),
                lambda head: proposers.DSpark(head=head, num_tokens=3, nodes=16, beam=3)),

@@ -2,10 +2,11 @@
 
 EAGLE-3: SafeAILab's traineagle3 and SpecForge. Tokens, laws and loss mask move one place to the left in each pass, the
 position goes up by one, and an entry sees the first pass causally and later passes at its own place. Medusa: head i is
-asked for token t + 2 + i. P-EAGLE: speculators, see its mask of attention. Hydra: the same, and it sees the tokens up to t + 1 + i. DFlash: blocks behind random anchors,
-in both directions. EAGLE-1: SafeAILab's train and HASS's, whose passes move by one place along the text, where ours stay at
-the place that a chain begins at. Each published mistake that halved acceptance in silence is a change to the
-transcription that must not agree.
+asked for token t + 2 + i. Hydra: the same, and it sees the tokens up to t + 1 + i. P-EAGLE: speculators' flat sequence
+of anchors and depths, under its mask of attention. DFlash: blocks behind random anchors, in both directions. EAGLE-1:
+SafeAILab's train and HASS's, whose passes move by one place along the text, where ours stay at the place that a chain
+begins at. Each published mistake that halved acceptance in silence is a change to the transcription that must not
+agree.
 
 Letters: B sequences, S entries, E width, F feature width, U draft ids, V vocabulary, C head width.
 """
@@ -217,8 +218,8 @@ def eagle3_rule(wrong=None, head=EAGLE3):
 
 
 def peagle_rule(wrong=None, head=PEAGLE):
-  """Loss of the entries of speculators' flat sequence, each by its anchor and depth, none dropped; the text's entries are
-  those of depth 0. A depth weighs 0.7 ** depth."""
+  """Loss of the entries of speculators' flat sequence, each by its anchor and depth, none dropped; the text's entries
+  are those of depth 0. A depth weighs 0.7 ** depth."""
   losses, masks = [[] for _ in range(PASSES)], [[] for _ in range(PASSES)]
   to_draft = np.isin(np.arange(V), IDS)
   flat = [(anchor, depth) for depth in range(PASSES) for anchor in range(SIZE)]
@@ -230,7 +231,8 @@ def peagle_rule(wrong=None, head=PEAGLE):
     hidden, first = read @ head.first.fuse.T, head.first
     place = [anchor + (0 if wrong == "positions stand still" else depth) for anchor, depth in flat]
     sees = lambda q, k: (k[1] == 0 and k[0] <= q[0] + (q[1] if wrong == "masks see what follows" else 0) or
-                         k[0] == q[0] and k[1] <= q[1] or wrong == "masks see other anchors" and 0 < k[1] <= q[1] and k[0] <= q[0])
+                         k[0] == q[0] and k[1] <= q[1] or
+                         wrong == "masks see other anchors" and 0 < k[1] <= q[1] and k[0] <= q[0])
     x = hidden
     for i, w in enumerate((first.layer, *head.layers)):
       into = (np.concatenate([rms(token, first.token_norm), rms(hidden, first.feature_norm)], -1) if i == 0 else
@@ -463,8 +465,8 @@ def test_the_gradient_is_that_of_the_published_rule(kind):
     ("eagle3", "later passes see each other"), ("medusa", "double shift"),
     # A head's labels made of those of the head before it (Model-Optimizer 1271).
     ("medusa", "labels move on from head to head"),
-    *(("peagle", wrong) for wrong in ("label offset", "mask not shifted", "positions stand still", "masks read features",
-                                      "masks see what follows", "masks see other anchors")),
+    *(("peagle", wrong) for wrong in ("label offset", "mask not shifted", "positions stand still",
+                                      "masks read features", "masks see what follows", "masks see other anchors")),
     *(("hydra", wrong) for wrong in ("mask not shifted", "label offset", "double shift", "prefix sees what follows",
                                      "token at its own place", "last token first"))])
 def test_a_published_mistake_gives_another_loss(kind, wrong):

@@ -23,8 +23,8 @@ from specjax.models.peagle import PEagleHead
 
 # Head class -> the module of its files, in the order in which they are asked whether a file is theirs: DSpark's have what
 # DFlash's have, and more, and P-EAGLE's what EAGLE-3's have.
-_KINDS = {PEagleHead: peagle, Eagle3Head: eagle3, MedusaHead: medusa, HydraHead: hydra, DSparkHead: dspark, DFlashHead: dflash,
-          EagleHead: eagle}
+_KINDS = {PEagleHead: peagle, Eagle3Head: eagle3, MedusaHead: medusa, HydraHead: hydra, DSparkHead: dspark,
+          DFlashHead: dflash, EagleHead: eagle}
 
 
 def load_head(path, *, target=None, dtype=None):
@@ -34,7 +34,8 @@ def load_head(path, *, target=None, dtype=None):
     path: a folder with config.json and the tensors (safetensors, or as PyTorch wrote them), or the file of the tensors
       with config.json beside it. EAGLE-3 in the dialects of SafeAILab, SpecForge and speculators, EAGLE-1's heads (also
       EAGLE-2's) as SafeAILab's, Medusa's heads alone or beside a whole model, Hydra's and Hydra++'s, DFlash as z-lab
-      writes it, DSpark as DeepSpec does, P-EAGLE as speculators does. Or the name of one that comes with specjax: "smollm2-135m/eagle3".
+      writes it, DSpark as DeepSpec does, P-EAGLE as speculators does. Or the name of one that comes with
+      specjax: "smollm2-135m/eagle3".
     target: a `models.decoder.Decoder` that the head is checked against. Some files do not say which layers are read,
       or how many heads a layer of theirs has; this follows from the target's then.
     dtype: of the weights kept; None is the target's, and without a target float32 on a CPU and bfloat16 elsewhere.
@@ -78,8 +79,9 @@ def save_head(head, path, dialect: str | None = None, *, dtype=None) -> None:
     head: what `load_head` returns.
     path: the folder of config.json and the tensors; made if it is not there, what it holds of these names replaced.
     dialect: of EAGLE-3 "safeailab", "specforge" or "speculators", of EAGLE-1 "safeailab", of Medusa "medusa", of Hydra
-      "hydra", of DFlash "z-lab", of DSpark "deepspec", of P-EAGLE "speculators"; None is the first of them that can say what the head is. An
-      EAGLE-3 head's `first_position`, which changes nothing that it computes, becomes the dialect's.
+      "hydra", of DFlash "z-lab", of DSpark "deepspec", of P-EAGLE "speculators"; None is the first of
+      them that can say what the head is. An EAGLE-3 head's `first_position`, which changes nothing that it computes,
+      becomes the dialect's.
     dtype: of the weights written; None keeps the head's.
 
   Raises:
@@ -112,4 +114,5 @@ def _kind(settings, tensors):
     if kind.is_one(settings, tensors.shapes):
       return kind
   raise CheckpointError(f"{tensors.path}: is no draft head of a known kind (EAGLE, EAGLE-3, P-EAGLE, Medusa, Hydra, "
-                        f"DFlash, DSpark) by its config.json and names of tensors, such as {min(tensors.shapes, default=None)!r}")
+                        "DFlash, DSpark) by its config.json and names of tensors, such as "
+                        f"{min(tensors.shapes, default=None)!r}")

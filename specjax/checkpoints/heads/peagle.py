@@ -1,9 +1,9 @@
 """P-EAGLE heads in files, as speculators writes them: its EAGLE-3 files (see `eagle3`), of the type `peagle`.
 
-More than there: `mask_token_id`, the number of layers in `transformer_layer_config`, of which those behind the first are
-ordinary ones, and the tensor `mask_hidden` [1, 1, F], the features of a mask, before they are fused. The tokens that the
-head was trained to draft are `speculative_tokens` of its proposal method. `norm_output` says nothing here, as nothing
-recurs.
+More than there: `mask_token_id`, the number of layers in `transformer_layer_config`, of which those behind the first
+are ordinary ones, and the tensor `mask_hidden` [1, 1, F], the features of a mask, before they are fused. The tokens
+that the head was trained to draft are `speculative_tokens` of its proposal method. `norm_output` says nothing here, as
+nothing recurs.
 
 The files that came before, with `ptd_token_id` at the top of an EAGLE-3 configuration (amazon's P-EAGLE heads), do not
 say how `mask_hidden` and further layers are called and are refused.
@@ -27,8 +27,8 @@ def is_one(settings: settings_lib.Settings, names) -> bool:
   if settings.get("speculators_model_type") == "peagle":
     return True
   if "ptd_token_id" in settings.values or "mask_hidden" in names:
-    raise settings.error("speculators_model_type", "a P-EAGLE head (ptd_token_id or mask_hidden) is read in the layout of "
-                         "speculators only, where this is 'peagle'")
+    raise settings.error("speculators_model_type", "a P-EAGLE head (ptd_token_id or mask_hidden) is read in the layout "
+                         "of speculators only, where this is 'peagle'")
   return False
 
 
@@ -57,8 +57,8 @@ def write(head: peagle.PEagleHead, dialect: str) -> tuple[dict[str, Any], dict[s
   """config.json and tensors; CheckpointError for layers of which only some have norms of queries and keys."""
   normed = {layer.query_norm is not None for layer in (head.first.layer, *head.layers)}
   if len(normed) > 1:
-    raise CheckpointError(f"dialect {dialect!r} has norms of queries and keys in every layer or in none; this head has them "
-                          "in some")
+    raise CheckpointError(f"dialect {dialect!r} has norms of queries and keys in every layer or in none; this head has "
+                          "them in some")
   config, tensors = eagle3.write(head.first.replace(ids=head.ids), dialect)
   for i, (layer, norm) in enumerate(zip(head.layers, head.input_norms, strict=True), 1):
     tensors |= tensors_lib.write_layer(layer, f"layers.{i}.", head.config.shape)
@@ -76,7 +76,7 @@ def _depths(settings):
   described = settings.object("speculators_config")
   methods = described.get("proposal_methods")
   if not isinstance(methods, list) or not methods or not isinstance(methods[0], dict):
-    raise described.error("proposal_methods", "a list is required whose first entry names speculative_tokens, the tokens "
-                          "that the head was trained to draft")
+    raise described.error("proposal_methods", "a list is required whose first entry names speculative_tokens, the "
+                          "tokens that the head was trained to draft")
   return settings_lib.Settings(settings.path, methods[0], f"{described.inside}proposal_methods[0].").count(
       "speculative_tokens")
