@@ -5,6 +5,7 @@ cache lacks, the pending one last, stand N - 1 mask tokens; the logits of the pe
 of the N depths (see `masked_pass`). The cache holds committed tokens only: what was drafted was never fed, and the
 masks are dropped. As a chain, greedy or drawn from each depth's law; or as a tree, best first over those laws
 (`parallel`), where PARD's own code drafts greedy chains.
+Such models are trained with PARD's own code; here they are read and draft.
 
 Letters: B batch rows, N depths.
 """
