@@ -36,8 +36,10 @@ _PREFIX = flags.DEFINE_bool("prefix_attention", True, "hydra: a layer of attenti
                             "(Hydra++).")
 _BLOCK = flags.DEFINE_integer("block", 8, "dflash, dspark: places of a block, the pending token's included, which "
                               "drafts in dspark.", lower_bound=2)
-_LAYERS = flags.DEFINE_integer("head_layers", 3, "dflash, dspark: layers of the drafter.", lower_bound=1)
+_LAYERS = flags.DEFINE_integer("head_layers", 3, "dflash, dspark, peagle: layers of the drafter.", lower_bound=1)
+_CAUSAL = flags.DEFINE_bool("causal", False, "dflash: a place of the block does not see those behind it (JetSpec).")
 _RANK = flags.DEFINE_integer("markov_rank", 64, "dspark: rank of the Markov head.", lower_bound=1)
+_DEPTHS = flags.DEFINE_integer("depths", 4, "peagle: tokens that one pass drafts.", lower_bound=1)
 _START = flags.DEFINE_string("start_from", None, "A head to go on from, instead of the target's own layers.")
 _EVALUATE = flags.DEFINE_integer("evaluate_every", 200, "Steps between two looks at held-out text and prompts.",
                                  lower_bound=1)
@@ -53,6 +55,7 @@ def main():
       max_tokens=_MAX_TOKENS.value, draft_vocab=_VOCAB.value, loss=_LOSS.value, answers_only=_ANSWERS.value,
       passes=_PASSES.value or training.PASSES.get(_HEAD.value, 4), heads=_HEADS.value, blocks=_BLOCKS.value,
       prefix_attention=_PREFIX.value, block=_BLOCK.value, head_layers=_LAYERS.value, markov_rank=_RANK.value,
+      depths=_DEPTHS.value, causal=_CAUSAL.value,
       start=_START.value, noise=_NOISE.value, pass_decay=_DECAY.value,
       evaluate_every=_EVALUATE.value, seed=settings.SEED.value)
   training.check_read(job, flags.FLAGS)

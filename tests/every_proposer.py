@@ -26,6 +26,7 @@ NGRAM = proposers.NGram(min_ngram=1, num_tokens=3)
 SOME = (0, 1, 2, 4)  # the ids that heads draft: never all of them
 EAGLE3, MEDUSA, DFLASH = tiny.eagle3(DECODER, SOME), tiny.medusa(DECODER, SOME), tiny.dflash(DECODER, SOME)
 DSPARK, EAGLE, MTP = tiny.dspark(DECODER, SOME), tiny.eagle(DECODER, SOME), tiny.mtp(DECODER, SOME)
+PEAGLE = tiny.peagle(DECODER, SOME)
 HYDRA, HYDRA_PLAIN = tiny.hydra(DECODER, SOME), tiny.hydra(DECODER, SOME, prefix=False)
 
 
@@ -57,6 +58,10 @@ ENTRIES = [
     Entry("lookahead", proposers.Lookahead(window=3, ngram=3, guesses=2, buckets=8)),
     Entry("draft model", proposers.DraftModel(model=MODEL, num_tokens=3)),
     Entry("draft model, drawn", proposers.DraftModel(model=MODEL, num_tokens=3, drawing=DRAWN)),
+    Entry("PARD", proposers.Pard(model=MODEL, mask_id=VOCAB - 1, num_tokens=3)),
+    Entry("PARD, drawn", proposers.Pard(model=MODEL, mask_id=VOCAB - 1, num_tokens=3, drawing=DRAWN)),
+    Entry("PARD tree", proposers.Pard(model=DECODER.keep((0, 1)), mask_id=VOCAB - 1, num_tokens=3, nodes=8, beam=2),
+          DECODER),
     Entry("draft tree", proposers.DraftTree(model=MODEL, parents=(0, 0, 0, 1))),
     Entry("draft tree, drawn", proposers.DraftTree(model=MODEL, parents=(0, 0, 0, 1), children="independent")),
     Entry("draft tree, distinct", proposers.DraftTree(model=MODEL, parents=(0, 0, 0, 1), children="without_replacement")),
@@ -86,9 +91,13 @@ ENTRIES = [
     Entry("DFlash", proposers.DFlash(head=DFLASH, num_tokens=3), DECODER),
     Entry("DFlash, drawn", proposers.DFlash(head=DFLASH, num_tokens=3, drawing=DRAWN), DECODER),
     Entry("DFlash tree", proposers.DFlash(head=DFLASH, num_tokens=3, nodes=8, beam=2), DECODER),
+    Entry("JetSpec", proposers.JetSpec(head=DFLASH, num_tokens=3, nodes=8, beam=3), DECODER),
     Entry("DSpark", proposers.DSpark(head=DSPARK, num_tokens=3), DECODER),
     Entry("DSpark, drawn", proposers.DSpark(head=DSPARK, num_tokens=3, drawing=DRAWN, confidence=0.5), DECODER),
     Entry("DSpark tree", proposers.DSpark(head=DSPARK, num_tokens=3, nodes=8, beam=2), DECODER),
+    Entry("P-EAGLE", proposers.PEagle(head=PEAGLE, num_tokens=3), DECODER),
+    Entry("P-EAGLE, drawn", proposers.PEagle(head=PEAGLE, num_tokens=3, drawing=DRAWN), DECODER),
+    Entry("P-EAGLE tree", proposers.PEagle(head=PEAGLE, num_tokens=3, nodes=8, beam=2), DECODER),
     Entry("fallback on a head", proposers.Fallback((NGRAM, proposers.Eagle(head=EAGLE3, num_tokens=3))), DECODER),
     Entry("shared tokens", shared_tokens.shared_tokens(MODEL, LETTERS, OTHER_LETTERS, num_tokens=3)),
     Entry("retokenised", proposers.Retokenised(MODEL, LETTERS, OTHER_LETTERS, num_tokens=3)),

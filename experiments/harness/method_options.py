@@ -2,6 +2,7 @@
 from absl import flags
 
 import specjax
+from specjax import checkpoints
 from specjax import decode
 from specjax import proposers
 from specjax import static_trees
@@ -40,8 +41,8 @@ SMALL = flags.DEFINE_string("hierarchical_small", "ngram", "The method that draf
 MIXTURE = flags.DEFINE_list("mixture", ["ngram", "recycling"], "Methods whose branches mixture puts into one tree; the "
                             "first ones keep theirs where --tree_nodes is short.")
 NODES = flags.DEFINE_integer("tree_nodes", None, "Nodes of a drafted tree, root included; each method has its own "
-                             "default. Given, eagle, eagle3, mtp, medusa, hydra, dflash and dspark draft trees.",
-                             lower_bound=2)
+                             "default. Given, eagle, eagle3, mtp, medusa, hydra, dflash, dspark, peagle and pard draft "
+                             "trees.", lower_bound=2)
 SHAPE = flags.DEFINE_list("tree_shape", ["2", "2", "1"], "draft_tree: children of every node, level by level; or "
                           "sequoia: the best shape of --tree_nodes nodes for --tree_acceptance; or eagle: EAGLE-1's, "
                           "of 26 nodes. Given, eagle, eagle3 and mtp draft trees of it.")
@@ -50,11 +51,12 @@ ACCEPTANCE = flags.DEFINE_list("tree_acceptance", ["0.6", "0.15", "0.07", "0.04"
 CHILDREN = flags.DEFINE_enum("tree_children", "top_k", ["top_k", "independent", "without_replacement"],
                              "draft_tree: the most probable children, or draws of them; given, for eagle, eagle3 "
                              "and mtp too, in the tree of --tree_shape.")
-DEPTH = flags.DEFINE_integer("tree_depth", 4, "Levels that dynamic_tree, eagle, eagle3, mtp, dflash and dspark grow, "
-                             "and that sequoia may have; given, these heads draft trees.", lower_bound=1)
+DEPTH = flags.DEFINE_integer("tree_depth", 4, "Levels that dynamic_tree, eagle, eagle3, mtp, dflash, jetspec, dspark, "
+                             "peagle and pard grow, and that sequoia may have; given, these heads draft trees.",
+                             lower_bound=1)
 BEAM = flags.DEFINE_integer("tree_beam", 4, "Nodes of a level that dynamic_tree, eagle, eagle3 and mtp expand, and "
-                            "children of each, for dflash and dspark too; given, these heads draft trees.",
-                            lower_bound=1)
+                            "children of each, for dflash, jetspec, dspark, peagle and pard too; given, these heads "
+                            "draft trees.", lower_bound=1)
 SAMPLED = flags.DEFINE_bool("draft_sampled", False, "Model drafters draw their tokens instead of taking the greedy one; "
                             "use it with --verifier=rejection, block, recursive or traversal.")
 TEMPERATURE = flags.DEFINE_float("draft_temperature", None, "Temperature of drawn drafts; the request's by default.",
@@ -79,18 +81,22 @@ MEDUSA = flags.DEFINE_string("medusa_head", None, "Medusa's heads: a folder or f
                              "come with specjax for the target.")
 HYDRA = flags.DEFINE_string("hydra_head", None, "Hydra's heads: a folder or file, as published; by default those that come "
                             "with specjax for the target.")
-DFLASH = flags.DEFINE_string("dflash_head", None, "DFlash drafter: a folder, as published; by default the one that comes "
-                             "with specjax for the target.")
+DFLASH = flags.DEFINE_string("dflash_head", None, "DFlash drafter, for jetspec too: a folder, as published; by default "
+                             "the one that comes with specjax for the target.")
 DSPARK = flags.DEFINE_string("dspark_head", None, "DSpark drafter: a folder, as DeepSpec writes it; by default the one that "
                              "comes with specjax for the target.")
 MTP = flags.DEFINE_string("mtp_head", None, "Module of multi-token prediction: a folder, as speculators writes it, or "
                           "a model of Qwen's or MiMo's that has one; by default the one that comes with specjax for "
                           "the target.")
+PEAGLE = flags.DEFINE_string("peagle_head", None, "P-EAGLE head: a folder, as speculators writes it; by default the "
+                             "one that comes with specjax for the target.")
+PARD = flags.DEFINE_string("pard_model", None, "Draft model trained on masks: a folder, as AMD-AGI/PARD writes it, or "
+                           "a Hub id.")
 CONFIDENCE = flags.DEFINE_float("dspark_confidence", 0.0, "dspark: a chain ends before a token whose chance of "
                                 "acceptance its confidence head gives less; 0: never.", lower_bound=0, upper_bound=1)
-ALL = (EAGLE, EAGLE3, MEDUSA, HYDRA, DFLASH, DSPARK, CONFIDENCE, MTP, DRAFT_TOKENS, MAX_NGRAM, MIN_NGRAM, MATCH, SOURCE,
-       OVERLAP, LOOKUP_TREE, MIN_SCORE, STORE, DATASTORE, FALLBACK, DRAFT, EXIT_LAYER, SKIPPED, WINDOW, LOOKAHEAD_NGRAM, GUESSES,
-       SMALL, MIXTURE, NODES, SHAPE, ACCEPTANCE, CHILDREN, DEPTH, BEAM, SAMPLED, TEMPERATURE, TOP_K, TOP_P, LENGTH,
+ALL = (EAGLE, EAGLE3, MEDUSA, HYDRA, DFLASH, DSPARK, PEAGLE, PARD, CONFIDENCE, MTP, DRAFT_TOKENS, MAX_NGRAM, MIN_NGRAM,
+       MATCH, SOURCE, OVERLAP, LOOKUP_TREE, MIN_SCORE, STORE, DATASTORE, FALLBACK, DRAFT, EXIT_LAYER, SKIPPED, WINDOW,
+       LOOKAHEAD_NGRAM, GUESSES, SMALL, MIXTURE, NODES, SHAPE, ACCEPTANCE, CHILDREN, DEPTH, BEAM, SAMPLED, TEMPERATURE, TOP_K, TOP_P, LENGTH,
        THRESHOLD, COSTS, COST)
 _loaded, _heads = {}, {}
 
@@ -185,6 +191,13 @@ def drafter(given):
   return model
 
 
+def pard(given):
+  """The model of --pard_model, whose ids must be the target's, and the token of its masks."""
+  model, tokenizer = load(PARD.value)
+  vocabulary_map.require_same(given.tokenizer, tokenizer)
+  return model, checkpoints.pard_token(PARD.value)
+
+
 def head(given, kind: str, flag):
   """The draft head of a flag, or the shipped one of the target.
 
@@ -235,15 +248,15 @@ def tree_or_chain(chain: int, trees: tuple = ()) -> tuple[int | None, int]:
   return nodes(8) if trees else None, tokens(chain)
 
 
-def depth(most: int) -> int:
-  """Levels of a tree, at most `most` by default.
+def depth(most: int, *, whole: bool = False) -> int:
+  """Levels of a tree, at most `most`; `whole` is for a method that drafts as deep as it can by default.
 
   Raises:
     ValueError: more were asked for.
   """
   if _given(DEPTH) and DEPTH.value > most:
     raise ValueError(f"--tree_depth={DEPTH.value}: at most {most}, the tokens that the head drafts")
-  return min(DEPTH.value, most)
+  return most if whole and not _given(DEPTH) else min(DEPTH.value, most)
 
 
 def _given(*wanted):

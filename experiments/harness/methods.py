@@ -157,8 +157,33 @@ def _dflash(given):
   return _block(given, "dflash", options.DFLASH, proposers.DFlash, 1)
 
 
+def _jetspec(given):
+  head = options.head(given, "dflash", options.DFLASH)
+  most = head.config.block - 1
+  return proposers.JetSpec(head=head, num_tokens=options.depth(most, whole=True), nodes=options.nodes(16),
+                           beam=options.BEAM.value)
+
+
 def _dspark(given):
   return _block(given, "dspark", options.DSPARK, proposers.DSpark, 0, confidence=options.CONFIDENCE.value)
+
+
+def _peagle(given):
+  head = options.head(given, "peagle", options.PEAGLE)
+  nodes, tokens = options.tree_or_chain(min(3, head.depths))
+  if nodes:
+    return proposers.PEagle(head=head, num_tokens=options.depth(head.depths), nodes=nodes, beam=options.BEAM.value)
+  return proposers.PEagle(head=head, num_tokens=tokens, drawing=options.drawing(), length=options.length_rule())
+
+
+def _pard(given):
+  model, mask_id = options.pard(given)
+  nodes, tokens = options.tree_or_chain(7)
+  if nodes:
+    return proposers.Pard(model=model, mask_id=mask_id, num_tokens=options.DEPTH.value, nodes=nodes,
+                          beam=options.BEAM.value)
+  return proposers.Pard(model=model, mask_id=mask_id, num_tokens=tokens, drawing=options.drawing(),
+                        length=options.length_rule())
 
 
 def _mixture(given):
@@ -225,8 +250,11 @@ _METHODS = {
     "medusa": Method(_medusa, _CHAIN + _TREE + (options.MEDUSA,), samples=_drawn),
     "hydra": Method(_hydra, _CHAIN + _TREE + (options.HYDRA,), samples=_drawn),
     "dflash": Method(_dflash, _CHAIN + _TREE + (options.DFLASH, options.DEPTH, options.BEAM), samples=_drawn),
+    "jetspec": Method(_jetspec, _TREE + (options.DFLASH, options.DEPTH, options.BEAM)),
     "dspark": Method(_dspark, _CHAIN + _TREE + (options.DSPARK, options.CONFIDENCE, options.DEPTH, options.BEAM),
                      samples=_drawn),
+    "peagle": Method(_peagle, _CHAIN + _TREE + (options.PEAGLE, options.DEPTH, options.BEAM), samples=_drawn),
+    "pard": Method(_pard, _CHAIN + _TREE + (options.DEPTH, options.BEAM), needs=options.PARD, samples=_drawn),
     "shared_tokens": Method(_shared_tokens, _CHAIN, needs=options.DRAFT, samples=_drawn),
     "retokenised": Method(_retokenised, _TOKENS + _LENGTH, needs=options.DRAFT),
     "hierarchical": Method(_hierarchical, _TOKENS + _DRAWING, needs=options.DRAFT, parts=options.SMALL, samples=_drawn),

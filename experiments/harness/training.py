@@ -23,6 +23,7 @@ from specjax.training import loop
 from specjax.training import losses
 from specjax.training import medusa
 from specjax.training import mtp
+from specjax.training import peagle
 from specjax.training import trainers
 from specjax.training import vocabulary
 
@@ -30,8 +31,8 @@ LOSSES = (*losses.BY_NAME, losses.TEXT)
 _FROM_TEXT = "eagle3", "mtp", "medusa", "hydra"  # whose loss may be that
 # Which flags do not belong to all kinds.
 HEADS = {"eagle3": ("passes",), "eagle": ("passes", "noise"), "mtp": ("passes", "pass_decay"), "medusa": ("heads",),
-         "hydra": ("heads", "blocks", "prefix_attention"), "dflash": ("block", "head_layers"),
-         "dspark": ("block", "head_layers", "markov_rank")}
+         "hydra": ("heads", "blocks", "prefix_attention"), "dflash": ("block", "head_layers", "causal"),
+         "dspark": ("block", "head_layers", "markov_rank"), "peagle": ("depths", "head_layers")}
 PASSES = {"eagle3": 4, "eagle": 1, "mtp": 3}
 _PROMPTS, _NEW_TOKENS = 12, 64  # held-out prompts that are drafted for, and output tokens of each
 
@@ -59,6 +60,8 @@ class Job:
   block: int
   head_layers: int
   markov_rank: int
+  depths: int
+  causal: bool
   start: str | None
   noise: float
   pass_decay: float
@@ -167,12 +170,18 @@ def _trainer(job, target, data, start):
   if job.head == "hydra":
     return trainers.train_hydra(target, data, ids, hydra.Recipe(**common), job.seed, heads=job.heads, blocks=job.blocks,
                                 prefix=job.prefix_attention, start=start), covered
-  mask = vocabulary.unused(job.corpora, total) if start is None else start.config.mask_id
+  if start is None:
+    mask = vocabulary.unused(job.corpora, total)
+  else:
+    mask = start.mask_id if job.head == "peagle" else start.config.mask_id
+  if job.head == "peagle":
+    return trainers.train_peagle(target, data, ids, peagle.Recipe(**common), job.seed, layers=job.head_layers,
+                                 depths=job.depths, mask_id=mask, start=start), covered
   if job.head == "dspark":
     return trainers.train_dspark(target, data, ids, dspark.Recipe(**common), job.seed, layers=job.head_layers,
                                  block=job.block, mask_id=mask, rank=job.markov_rank, start=start), covered
   return trainers.train_dflash(target, data, ids, dflash.Recipe(**common), job.seed, layers=job.head_layers,
-                               block=job.block, mask_id=mask, start=start), covered
+                               block=job.block, mask_id=mask, causal=job.causal, start=start), covered
 
 
 def _start(job, target):
@@ -186,8 +195,10 @@ def _start(job, target):
   own = {"medusa": lambda: {"heads": head.config.heads}, "eagle3": lambda: {}, "eagle": lambda: {}, "mtp": lambda: {},
          "hydra": lambda: {"heads": head.config.heads, "blocks": head.config.blocks,
                            "prefix_attention": head.prefix is not None},
-         "dflash": lambda: {"block": head.config.block, "head_layers": head.config.layers},
-         "dspark": lambda: {"block": head.config.block, "head_layers": head.config.layers, "markov_rank": head.rank}}[kind]()
+         "dflash": lambda: {"block": head.config.block, "head_layers": head.config.layers,
+                            "causal": head.config.causal},
+         "dspark": lambda: {"block": head.config.block, "head_layers": head.config.layers, "markov_rank": head.rank},
+         "peagle": lambda: {"depths": head.depths, "head_layers": head.depth}}[kind]()
   for name, size in own.items():
     if getattr(job, name) != size:
       raise ValueError(f"--{name}={getattr(job, name)}: the head of --start_from={job.start} has {size}")

@@ -17,11 +17,14 @@ from specjax.proposers.fallback import Fallback
 from specjax.proposers.hierarchical import Hierarchical
 from specjax.proposers.hydra import Hydra
 from specjax.proposers.jacobi import Jacobi
+from specjax.proposers.jetspec import JetSpec
 from specjax.proposers.layer_skip import LayerSkip
 from specjax.proposers.lookahead import Lookahead
 from specjax.proposers.medusa import Medusa
 from specjax.proposers.mixture import Mixture
 from specjax.proposers.ngram import NGram
+from specjax.proposers.pard import Pard
+from specjax.proposers.peagle import PEagle
 from specjax.proposers.plain import Plain
 from specjax.proposers.recycling import Recycling
 from specjax.proposers.retokenised import Retokenised
@@ -31,5 +34,5 @@ from specjax.proposers.suffix import Suffix
 
 __all__ = ["AutoLookup", "Committed", "Context", "DFlash", "DSpark", "DraftModel", "DraftTree", "Drawing", "DynamicTree",
            "Eagle", "EagleFixedTree", "EagleTree", "EarlyExit", "Fallback", "Hierarchical", "Hydra", "Jacobi",
-           "LayerSkip", "Lookahead", "Medusa", "Mixture", "NGram", "Plain", "Proposer", "Recycling", "Retokenised",
-           "Retrieval", "SharedTokens", "Suffix"]
+           "JetSpec", "LayerSkip", "Lookahead", "Medusa", "Mixture", "NGram", "PEagle", "Pard", "Plain", "Proposer",
+           "Recycling", "Retokenised", "Retrieval", "SharedTokens", "Suffix"]

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 
 from specjax import cache as cache_lib
-from specjax import growth
 from specjax.proposers import autoregressive
 from specjax.proposers import base
 from specjax.proposers import draft_ids
@@ -33,7 +32,7 @@ class State:
 
 
 @struct.dataclass
-class DFlash(base.Defaults):
+class DFlash(parallel.ChainOrTree):
   """Drafts a chain of up to `num_tokens` tokens, or a tree of `nodes` nodes.
 
   Attributes:
@@ -56,15 +55,8 @@ class DFlash(base.Defaults):
   def __post_init__(self):
     if not hasattr(self.head, "config"):
       return  # put together from something else inside a transformation
-    most = self.head.config.block - self.skipped
-    if not 1 <= self.num_tokens <= most:
-      raise ValueError(f"num_tokens={self.num_tokens}: it must be 1 to {most}, the places of the block"
-                       + (" behind the first" if self.skipped else ""))
-    if self.nodes is not None and (self.nodes < 2 or not 1 <= self.beam <= self.head.config.draft_vocab):
-      raise ValueError(f"nodes={self.nodes}, beam={self.beam}: a tree has 2 nodes or more, and a node 1 child or more")
-    if isinstance(self.drawing, autoregressive.Drawing):
-      self.drawing.check()
-      parallel.check_tree(self.nodes is not None, self.drawing, self.length)
+    what = "the places of the block" + (" behind the first" if self.skipped else "")
+    self.check_options(self.head.config.block - self.skipped, what, self.head.config.draft_vocab)
 
   @property
   def skipped(self) -> int:
@@ -75,22 +67,6 @@ class DFlash(base.Defaults):
   def drafter(self):
     """What makes the block."""
     return self.head
-
-  @property
-  def max_nodes(self) -> int:
-    return self.num_tokens + 1 if self.nodes is None else self.nodes
-
-  @property
-  def max_depth(self) -> int:
-    return self.num_tokens if self.nodes is None else min(self.num_tokens, self.nodes - 1)
-
-  @property
-  def chains(self) -> bool:
-    return self.nodes is None or self.beam == 1 or self.nodes == 2
-
-  @property
-  def samples(self) -> bool:
-    return self.drawing.sampled
 
   @property
   def features(self) -> tuple[int, ...]:
@@ -146,14 +122,11 @@ class DFlash(base.Defaults):
   def read(self, hidden, logits, context):
     """What `draft` takes, of the hidden states f[B, N, E] of the places that draft and their logits f[B, N, U]."""
     del hidden, context
-    return logits if self.nodes is None else growth.children(logits, self.beam)
+    return self.laws(logits)
 
   def draft(self, target, made, state, context, keys, most):
     """The tree of what `read` returned, `most` i32[B] tokens deep."""
-    if self.nodes is not None:
-      return parallel.tree(made, self.head.ids, context, most, self.beam, self.nodes)
-    return parallel.chain(made, self.head.ids, context, keys, self.drawing, most, self.length, state.length,
-                          target.vocab_size).tree(context.pending)
+    return self.drafted(made, self.head.ids, context, keys, most, state.length, target.vocab_size)
 
   def observe(self, target, state, committed):
     """See `base.Proposer.observe`: keeps the features."""

@@ -58,12 +58,14 @@ def catch_up(model, cache: cache_lib.KVCache, context: base.Context,
   return feed(run, lambda hidden: model.logits(hidden)[:, 0], cache, context.length, wanted)
 
 
-def feed(run, read, cache: cache_lib.KVCache, known: jax.Array, wanted: jax.Array):
+def feed(run, read, cache: cache_lib.KVCache, known: jax.Array, wanted: jax.Array, *, finish=None):
   """Feeds a drafter whatever its cache lacks of `known` i32[B] entries, in chunks, for the rows that are `wanted`.
 
   Args:
     run: (cache, size) -> (outputs, block): the next `size` entries of every row, outputs f[B, size, ...] each.
     read: outputs f[B, 1, ...] of the last entry -> what is asked of them, arrays of leading axis B.
+    finish: (cache, size, count i32[B]) -> (block of `size` nodes, what is asked): the last pass, of which `count`
+      entries are known, for a drafter that runs more in it (see `masked_pass`); None is `run` and then `read`.
 
   Returns:
     The cache, and what `read` returns; without meaning for rows that are not wanted, or lacked nothing.
@@ -74,17 +76,21 @@ def feed(run, read, cache: cache_lib.KVCache, known: jax.Array, wanted: jax.Arra
     count = jnp.clip(missing(cache) - 1, 0, _CHUNK)  # the last entry is left for the pass that is read
     return cache.commit(run(cache, _CHUNK)[1], count)
 
+  def run_and_read(cache, size, count):
+    outputs, new = run(cache, size)
+    at = jnp.clip(count - 1, 0, size - 1)
+    pick = lambda x: jnp.take_along_axis(x, at.reshape(-1, *[1] * (x.ndim - 1)), axis=1)
+    return new, read(jax.tree.map(pick, outputs))
+
   cache = jax.lax.while_loop(lambda cache: (missing(cache) > _LAST[-1]).any(), chunk, cache)
   count = missing(cache)
 
   def last(size):
     def turn():
-      outputs, new = run(cache, size)
-      at = jnp.clip(count - 1, 0, size - 1)
-      pick = lambda x: jnp.take_along_axis(x, at.reshape(-1, *[1] * (x.ndim - 1)), axis=1)
+      new, asked = (finish or run_and_read)(cache, size, count)
       block = jax.tree.map(lambda empty, new: jax.lax.dynamic_update_slice(empty, new.astype(empty.dtype), (0,) * 4),
                            cache.empty_block(_LAST[-1]), new)
-      return block, read(jax.tree.map(pick, outputs))
+      return block, asked
     return turn
 
   shape = jax.eval_shape(last(1))[1]

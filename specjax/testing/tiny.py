@@ -24,6 +24,7 @@ from specjax.training import eagle3 as training_eagle3
 from specjax.training import hydra as training_hydra
 from specjax.training import medusa as training_medusa
 from specjax.training import mtp as training_mtp
+from specjax.training import peagle as training_peagle
 
 
 def decoder(layers=4, seed=0, scale=0.3, vocab=24, max_context=128) -> Decoder:
@@ -93,6 +94,12 @@ def dflash(target: Decoder, ids: tuple[int, ...], block: int = 4, seed: int = 0)
 def dspark(target: Decoder, ids: tuple[int, ...], block: int = 3, seed: int = 0):
   """A DSpark drafter for a target, likewise."""
   return _noisy(training_dspark.init(target, np.asarray(ids), _layers(target), layers=2, block=block, rank=4,
+                                     mask_id=target.config.num_tokens - 1, key=jax.random.key(seed)), seed)
+
+
+def peagle(target: Decoder, ids: tuple[int, ...], depths: int = 3, seed: int = 0):
+  """A P-EAGLE head for a target, of its last two layers and of noise."""
+  return _noisy(training_peagle.init(target, np.asarray(ids), _layers(target), layers=2, depths=depths,
                                      mask_id=target.config.num_tokens - 1, key=jax.random.key(seed)), seed)
 
 

@@ -20,6 +20,7 @@ from specjax.training import eagle3
 from specjax.training import hydra
 from specjax.training import medusa
 from specjax.training import mtp
+from specjax.training import peagle
 from specjax.training import shifts
 
 
@@ -60,6 +61,18 @@ def train_eagle3(target, data: batches.Data, ids: np.ndarray, recipe: eagle3.Rec
                  batch=lambda step: data.batch(step, seed), evaluation=data.evaluation,
                  head=functools.partial(_made_of, head),
                  proposer=lambda head: proposers.Eagle(head=head, num_tokens=recipe.passes))
+
+
+def train_peagle(target, data: batches.Data, ids: np.ndarray, recipe: peagle.Recipe, seed: int, *, layers: int,
+                 depths: int, mask_id: int, start: Any = None) -> Trainer:
+  """A P-EAGLE head; from `start` if given."""
+  head = start or peagle.init(target, ids, data.layers, layers=layers, depths=depths, mask_id=mask_id,
+                              key=jax.random.key(seed))
+  return Trainer(params=_trainable(head), **_losses(peagle.loss, recipe),
+                 arguments=(shifts.frozen(target, ids), jnp.asarray(ids)),
+                 batch=lambda step: data.batch(step, seed), evaluation=data.evaluation,
+                 head=functools.partial(_made_of, head),
+                 proposer=lambda head: proposers.PEagle(head=head, num_tokens=depths))
 
 
 def train_eagle(target, data: batches.Data, ids: np.ndarray, recipe: eagle.Recipe, seed: int,

@@ -257,7 +257,7 @@ def test_unsupported_arithmetic_is_refused_by_name(tmp_path, name, key, value, w
 
 @pytest.mark.parametrize("name, key, value, why", [
   ("eagle3_safeailab", "architectures", ["LlamaForCausalLMEagle4"], "EAGLE-4 is not supported"),
-  ("eagle3_speculators", "speculators_model_type", "peagle", "only 'eagle3' and 'mtp' are supported"),
+  ("eagle3_speculators", "speculators_model_type", "dflash", "only 'eagle3', 'mtp', 'peagle' are supported"),
   ("eagle3_speculators", "fc_norm", True, "with norm_before_fc, which is true, it must be false"),
   ("eagle3_speculators", "norm_before_residual", "yes", "true or false is required"),
   ("eagle3_speculators", LAYERS, [2, -1], "a list of whole numbers from 0"),

@@ -72,6 +72,8 @@ FLAGS = {
     "hydra_head": ("{dir}/hydra", lambda got: "Hydra(head=HydraHead(" in str(got["methods"].get("hydra"))),
     "dflash_head": ("{dir}/dflash", lambda got: "DFlash(head=DFlashHead(" in str(got["methods"].get("dflash"))),
     "dspark_head": ("{dir}/dspark", lambda got: "DSpark(head=DSparkHead(" in str(got["methods"].get("dspark"))),
+    "peagle_head": ("{dir}/peagle", lambda got: "PEagle(head=PEagleHead(" in str(got["methods"].get("peagle"))),
+    "pard_model": ("{dir}/pard", lambda got: "Pard(model=Decoder(" in str(got["methods"].get("pard"))),
     "dspark_confidence": ("0.5", lambda got: "confidence=0.5" in str(got["methods"].get("dspark"))),
     "mtp_head": ("{dir}/mtp", lambda got: "Eagle(head=MtpHead(" in str(got["methods"].get("mtp"))),
     "draft": (programs.TINY, lambda got: "Decoder(" in str(got["methods"].get("draft_model"))),
@@ -131,7 +133,8 @@ WITH |= {name: ["--methods=early_exit"] for name in ("draft_sampled", "draft_len
 WITH |= {name: ["--methods=early_exit", "--draft_sampled=true"]
          for name in ("draft_temperature", "draft_top_k", "draft_top_p")}
 WITH |= {f"{name}_head": [f"--methods={name}"] for name in ("eagle", "eagle3", "medusa", "hydra", "dflash", "dspark",
-                                                              "mtp")}
+                                                              "mtp", "peagle")}
+WITH["pard_model"] = ["--methods=pard"]
 WITH["dspark_confidence"] = ["--methods=dspark", "--dspark_head={dir}/dspark"]
 WITH["confidence_threshold"] = ["--methods=early_exit", "--draft_length=confidence"]
 WITH |= {name: ["--methods=dynamic_tree", f"--draft={programs.TINY}"] for name in ("tree_nodes", "tree_depth", "tree_beam")}
@@ -319,10 +322,13 @@ def folder(tmp_path_factory):
                      ("medusa", tiny.medusa(target, ids)), ("hydra", tiny.hydra(target, ids)),
                      ("dflash", tiny.dflash(target, ids)), ("dspark", tiny.dspark(target, ids)),
                      ("mtp", tiny.mtp(target, ids)),
+                     ("peagle", tiny.peagle(target, ids)),
                      ("foreign_head", tiny.eagle3(tiny.decoder(), ids))):
     heads.save_head(head, path / name)
-  for name in ("truncated", "foreign", "missing", "extra"):
+  for name in ("truncated", "foreign", "missing", "extra", "pard"):
     shutil.copytree(programs.ROOT / programs.TINY, path / name)
+  config = json.loads((path / "pard" / "config.json").read_text())
+  (path / "pard" / "config.json").write_text(json.dumps(config | {"pard_token": 3, "spd_type": "pard"}))
   weights = (path / "truncated" / "model.safetensors").read_bytes()
   (path / "truncated" / "model.safetensors").write_bytes(weights[:len(weights) // 2])
   (path / "foreign" / "model.safetensors").write_bytes(b"GIF89a" * 999)

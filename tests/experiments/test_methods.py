@@ -17,6 +17,9 @@ import tiny_tokenizers
 HEADS = "eagle", "eagle3", "mtp", "medusa", "hydra", "dflash", "dspark"
 
 
+HEADS = ("eagle", "eagle3", "medusa", "hydra", "dflash", "dspark", "peagle")
+
+
 @pytest.fixture(autouse=True)
 def parsed_flags():
   if not flags.FLAGS.is_parsed():
@@ -60,7 +63,9 @@ def test_every_method_is_built_and_every_flag_is_read_by_one(monkeypatch, tmp_pa
   made = {name: getattr(tiny, name)(target, ids) for name in HEADS}
   for name, head in made.items():
     heads.save_head(head, tmp_path / name)
-  given = {f"{name}_head": str(tmp_path / name) for name in made}
+  (tmp_path / "pard").mkdir()
+  (tmp_path / "pard" / "config.json").write_text('{"pard_token": 23}')
+  given = {f"{name}_head": str(tmp_path / name) for name in made} | {"pard_model": str(tmp_path / "pard")}
   with flagsaver.flagsaver(draft="x", datastore=str(tmp_path / "store.npz"), **given):
     built = methods.build_all(methods.check(["all"]), methods.Given(target, tokenizer, "tiny"))
   assert tuple(built) == methods.NAMES
@@ -84,6 +89,37 @@ def test_a_head_drafts_a_chain_or_a_tree(tmp_path):
         assert methods.build(name, given).max_nodes == 3
     with pytest.raises(ValueError, match=f"--{name}_head is needed"):
       methods.build(name, given)
+
+
+def test_jetspec_opens_a_tree_as_deep_as_the_block(tmp_path):
+  target, _, tokenizer = tiny.pair()
+  heads.save_head(tiny.dflash(target, (0, 1, 2, 3, 4), block=6), tmp_path / "head")
+  build = lambda: methods.build("jetspec", methods.Given(target, tokenizer, "tiny"))
+  with flagsaver.flagsaver(dflash_head=str(tmp_path / "head")):
+    assert (build().max_nodes, build().max_depth, build().beam) == (16, 5, 4)
+    with flagsaver.flagsaver(tree_nodes=9, tree_depth=3, tree_beam=2):
+      assert (build().max_nodes, build().max_depth, build().beam) == (9, 3, 2)
+    with flagsaver.flagsaver(tree_depth=6), pytest.raises(ValueError, match="--tree_depth=6: at most 5"):
+      build()
+
+
+def test_a_model_of_pard_drafts_a_chain_or_a_tree(monkeypatch, tmp_path):
+  target, drafter, tokenizer = tiny.pair()
+  monkeypatch.setattr(method_options, "load", lambda name: (drafter, tokenizer))
+  (tmp_path / "config.json").write_text('{"pard_token": 22, "spd_type": "pard"}')
+  given = methods.Given(target, tokenizer, "tiny")
+  with flagsaver.flagsaver(pard_model=str(tmp_path)):
+    chain = methods.build("pard", given)
+    assert (chain.mask_id, chain.num_tokens, chain.chains) == (22, 7, True)
+    with flagsaver.flagsaver(tree_nodes=9, tree_depth=6):
+      tree = methods.build("pard", given)
+    assert (tree.max_nodes, tree.max_depth, tree.chains) == (9, 6, False)
+    foreign = methods.Given(target, tiny_tokenizers.byte_level("abc"), "tiny")
+    with pytest.raises(ValueError, match="vocabularies differ"):
+      methods.build("pard", foreign)
+  assert methods.check(["plain"]) == ["plain"]
+  with pytest.raises(ValueError, match="pard needs --pard_model"):
+    methods.check(["pard"])
 
 
 def test_a_head_of_eagle_drafts_a_tree_of_fixed_shape(tmp_path):

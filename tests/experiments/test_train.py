@@ -17,8 +17,8 @@ TARGET = f"--target={programs.TINY}"
 TRAIN = [TARGET, "--steps=5", "--batch_tokens=512", "--max_tokens=64"]
 KINDS = {"eagle3": ["--passes=2"], "eagle": ["--passes=2", "--noise=0.05"],
          "mtp": ["--passes=2", "--pass_decay=1", "--loss=text_ce"], "medusa": ["--heads=2"],
-         "hydra": ["--heads=2", "--blocks=2"], "dflash": ["--block=4", "--head_layers=1"],
-         "dspark": ["--block=3", "--head_layers=1", "--markov_rank=4"]}
+         "hydra": ["--heads=2", "--blocks=2"], "dflash": ["--block=4", "--head_layers=1", "--causal"],
+         "dspark": ["--block=3", "--head_layers=1", "--markov_rank=4"], "peagle": ["--depths=3", "--head_layers=2"]}
 FIRST = "--batch_size=8", "--max_new_tokens=20"
 # Drafts with the heads that were written, beside plain decoding.
 DRAFT = """
@@ -35,7 +35,8 @@ made = {{"eagle3": lambda head: proposers.Eagle(head=head, num_tokens=2),
          "medusa": lambda head: proposers.Medusa(head=head, num_tokens=2),
          "hydra": lambda head: proposers.Hydra(head=head, num_tokens=2),
          "dflash": lambda head: proposers.DFlash(head=head, num_tokens=3),
-         "dspark": lambda head: proposers.DSpark(head=head, num_tokens=3)}}
+         "dspark": lambda head: proposers.DSpark(head=head, num_tokens=3),
+         "peagle": lambda head: proposers.PEagle(head=head, num_tokens=3)}}
 texts = {{}}
 for kind in ("plain", *made):
   folder = pathlib.Path({root!r}) / kind / "head"
@@ -173,9 +174,11 @@ def test_a_run_leaves_a_head_its_numbers_and_their_picture(root, ended, kind):
   assert programs.TINY in card and str(root) not in card
   head = heads.load_head(root / kind / "head")
   assert len(head.ids) == 40 and list(head.ids) == sorted(set(head.ids.tolist()))
-  sizes = {"eagle3": ("draft_vocab", 40), "eagle": ("draft_vocab", 40), "mtp": ("draft_vocab", 40), "medusa": ("heads", 2), "hydra": ("blocks", 2),
-           "dflash": ("block", 4), "dspark": ("block", 3)}
+  sizes = {kind: ("draft_vocab", 40) for kind in ("eagle3", "eagle", "mtp", "peagle")} | {
+      "medusa": ("heads", 2), "hydra": ("blocks", 2), "dflash": ("block", 4), "dspark": ("block", 3)}
   assert getattr(head.config, sizes[kind][0]) == sizes[kind][1]
+  assert kind != "dflash" or head.config.causal
+  assert kind != "peagle" or (head.depths, head.depth) == (3, 2)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -34,6 +34,7 @@ TARGET, WIDE = tiny.decoder(vocab=24, max_context=256), tiny.decoder(vocab=27, m
 IDS = tuple(i for i in range(24) if i % 5)  # some ids are never drafted
 EAGLE3, MEDUSA, DFLASH = tiny.eagle3(TARGET, IDS), tiny.medusa(TARGET, IDS), tiny.dflash(TARGET, IDS)
 DSPARK, EAGLE, MTP = tiny.dspark(TARGET, IDS), tiny.eagle(TARGET, IDS), tiny.mtp(TARGET, IDS)
+PEAGLE = tiny.peagle(TARGET, IDS)
 HYDRA, HYDRA_PLAIN = tiny.hydra(TARGET, IDS), tiny.hydra(TARGET, IDS, prefix=False)
 DRAWN = proposers.Drawing(sampled=True)
 HEADS = {
@@ -51,8 +52,11 @@ HEADS = {
     "Hydra++ tree": proposers.Hydra(head=HYDRA, shape=static_trees.best_first((0.5, 0.2, 0.1), 7, 3)),
     "DFlash": proposers.DFlash(head=DFLASH, num_tokens=3),
     "DFlash tree": proposers.DFlash(head=DFLASH, num_tokens=3, nodes=7, beam=3),
+    "JetSpec": proposers.JetSpec(head=DFLASH, num_tokens=3, nodes=8, beam=3),
     "DSpark": proposers.DSpark(head=DSPARK, num_tokens=3, confidence=0.4),
     "DSpark tree": proposers.DSpark(head=DSPARK, num_tokens=3, nodes=7, beam=3),
+    "P-EAGLE": proposers.PEagle(head=PEAGLE, num_tokens=3),
+    "P-EAGLE tree": proposers.PEagle(head=PEAGLE, num_tokens=3, nodes=7, beam=3),
 }
 PROMPTS = [[5, 1, 0, 7, 7, 3], [3, 9, 2, 11, 4, 4, 8, 1, 0, 6, 13, 22, 17], [14, 3]]
 NEW = 30
@@ -156,11 +160,13 @@ def test_a_prompt_of_one_token_drafts_nothing_at_first(name):
   assert (np.asarray(starting.draft(TARGET, proposer, state)[0].size) > 1).tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize("name", ["EAGLE", "EAGLE-3", "MTP", "DFlash", "Hydra++"])
+@pytest.mark.parametrize("name", ["EAGLE", "EAGLE-3", "MTP", "DFlash", "Hydra++", "P-EAGLE"])
 def test_a_head_drafts_up_to_its_own_context_only(name):
   """Positions that it was not made for (buun-llama-cpp 32: a drafter beyond its context collapses)."""
   proposer = HEADS[name]
-  head = proposer.head.replace(config=dataclasses.replace(proposer.head.config, max_context=20))
+  config = dataclasses.replace(proposer.head.config, max_context=20)
+  head = (proposer.head.replace(first=proposer.head.first.replace(config=config)) if name == "P-EAGLE" else
+          proposer.head.replace(config=config))
   proposer = proposer.replace(head=head)
   result = drivers.generate(TARGET, proposer, PROMPTS, max_new_tokens=NEW)
   np.testing.assert_array_equal(result.tokens, plain())
@@ -168,7 +174,7 @@ def test_a_head_drafts_up_to_its_own_context_only(name):
   for row in run(proposer, PROMPTS, 12):
     for text, draft in row.items():
       # Greatest position that is run; a layer of prefix attention sees no drafted token.
-      deepest = len(text) - 1 + {"DFlash": DFLASH.config.block - 1, "Hydra++": -1}.get(name, 2)
+      deepest = len(text) - 1 + {"DFlash": DFLASH.config.block - 1, "Hydra++": -1, "P-EAGLE": 1}.get(name, 2)
       assert len(draft[0]) == 1 or deepest < 20 + name.startswith(("EAGLE", "MTP"))
 
 
@@ -221,7 +227,8 @@ def test_a_row_of_a_large_batch_is_that_row_alone(name):
 def test_end_of_sequence_is_never_a_node_of_a_grown_tree():
   everything = tuple(range(24))
   for proposer in (proposers.EagleTree(head=tiny.eagle3(TARGET, everything), nodes=16, depth=3, beam=4),
-                   proposers.DFlash(head=tiny.dflash(TARGET, everything), num_tokens=3, nodes=16, beam=4)):
+                   proposers.DFlash(head=tiny.dflash(TARGET, everything), num_tokens=3, nodes=16, beam=4),
+                   proposers.JetSpec(head=tiny.dflash(TARGET, everything), num_tokens=3, nodes=16, beam=4)):
     state = drivers.start(TARGET, proposer, PROMPTS, max_new_tokens=NEW, eos_ids=[1, 2, 3, 4, 6])
     tree, _ = starting.draft(TARGET, proposer, state)
     assert not np.isin(np.asarray(tree.tokens)[:, 1:][np.asarray(tree.valid)[:, 1:]], [1, 2, 3, 4, 6]).any()
@@ -244,7 +251,8 @@ def test_features_of_several_proposers_are_computed_once_and_each_reads_its_own(
     ("Medusa", proposers.Medusa(head=MEDUSA, num_tokens=3, drawing=DRAWN)),
     ("Hydra++", proposers.Hydra(head=HYDRA, num_tokens=3, drawing=DRAWN)),
     ("DFlash", proposers.DFlash(head=DFLASH, num_tokens=3, drawing=DRAWN)),
-    ("DSpark", proposers.DSpark(head=DSPARK, num_tokens=3, drawing=DRAWN))])
+    ("DSpark", proposers.DSpark(head=DSPARK, num_tokens=3, drawing=DRAWN)),
+    ("P-EAGLE", proposers.PEagle(head=PEAGLE, num_tokens=3, drawing=DRAWN))])
 def test_drawn_drafts_keep_the_law_that_they_were_drawn_from(name, proposer):
   """A thousand rows of one text draw their first token: frequencies are those of q at the root (vLLM 40149)."""
   del name
@@ -339,8 +347,11 @@ def test_siblings_of_hydras_tree_have_children_of_their_own_path():
     lambda: proposers.Hydra(head=tiny.hydra(WIDE, tuple(range(27))), shape=static_trees.fixed((4, 2))),
     lambda: proposers.DFlash(head=tiny.dflash(WIDE, tuple(range(27))), num_tokens=3, nodes=16, beam=4),
     lambda: proposers.DFlash(head=tiny.dflash(WIDE, tuple(range(27))), num_tokens=3),
-    lambda: proposers.DSpark(head=tiny.dspark(WIDE, tuple(range(27))), num_tokens=3, nodes=16, beam=4)],
-    ids=["EAGLE-3 tree", "EAGLE fixed tree", "Medusa tree", "Hydra++ tree", "DFlash tree", "DFlash", "DSpark tree"])
+    lambda: proposers.DSpark(head=tiny.dspark(WIDE, tuple(range(27))), num_tokens=3, nodes=16, beam=4),
+    lambda: proposers.PEagle(head=tiny.peagle(WIDE, tuple(range(27))), num_tokens=3, nodes=16, beam=4),
+    lambda: proposers.PEagle(head=tiny.peagle(WIDE, tuple(range(27))), num_tokens=3)],
+    ids=["EAGLE-3 tree", "EAGLE fixed tree", "Medusa tree", "Hydra++ tree", "DFlash tree", "DFlash", "DSpark tree",
+         "P-EAGLE tree", "P-EAGLE"])
 def test_rows_that_only_fill_the_vocabulary_up_are_never_drafted(make):
   """Qwen's heads count 151,936 rows where its tokenizer knows 151,669 ids."""
   target = WIDE.replace(config=dataclasses.replace(WIDE.config, num_tokens=9))
@@ -357,6 +368,7 @@ def test_a_head_with_ids_that_the_target_never_emits_is_refused():
                    proposers.Medusa(head=tiny.medusa(WIDE, (1, 9))),
                    proposers.Hydra(head=tiny.hydra(WIDE, (1, 9))),
                    proposers.DSpark(head=tiny.dspark(WIDE, (1, 9)), num_tokens=3),
+                   proposers.PEagle(head=tiny.peagle(WIDE, (1, 9)), num_tokens=3),
                    proposers.DFlash(head=tiny.dflash(WIDE, (1, 9)), num_tokens=3)):
     with pytest.raises(ValueError, match="drafts id 9, and the ids of this target are 0 to 8"):
       jax.eval_shape(lambda: proposer.init(target, 1, 64))  # known while tracing too
@@ -374,7 +386,7 @@ def test_a_head_of_another_target_is_refused(name):
         HEADS[name].init(TARGET.replace(config=dataclasses.replace(TARGET.config, **changes)), 1, 64)
 
 
-@pytest.mark.parametrize("name", ["EAGLE", "EAGLE-3", "MTP", "Medusa", "Hydra++", "DFlash", "DSpark"])
+@pytest.mark.parametrize("name", ["EAGLE", "EAGLE-3", "MTP", "Medusa", "Hydra++", "DFlash", "DSpark", "P-EAGLE"])
 def test_a_request_that_leaves_no_draft_id_gets_no_draw(name):
   """There is no law to draw from: q would be no number, and verifiers only seem to get on with that."""
   left = sorted(set(range(24)) - set(IDS))
@@ -404,7 +416,8 @@ def test_long_prompts_and_buckets_that_grow():
 
 
 @pytest.mark.parametrize("name", ["EAGLE", "EAGLE fixed tree", "EAGLE-3", "EAGLE-3 tree", "MTP", "MTP tree", "Medusa",
-                                  "Hydra", "Hydra++", "Hydra++ tree", "DFlash", "DSpark", "DSpark tree"])
+                                  "Hydra", "Hydra++", "Hydra++ tree", "DFlash", "JetSpec", "DSpark", "DSpark tree",
+                                  "P-EAGLE", "P-EAGLE tree"])
 def test_where_no_row_drafts_no_product_with_the_vocabulary_is_left(name):
   """Behind a lookup that has a draft a head costs nothing: its products stand inside of branches."""
   state = drivers.start(TARGET, HEADS[name], PROMPTS, max_new_tokens=NEW)
@@ -437,8 +450,14 @@ def test_trees_refuse_draws_and_depths_without_heads():
     proposers.DFlash(head=DFLASH, num_tokens=4)
   with pytest.raises(ValueError, match="draws a chain"):
     proposers.DFlash(head=DFLASH, num_tokens=3, nodes=6, drawing=DRAWN)
+  with pytest.raises(ValueError, match="nodes=None: JetSpec drafts a tree"):
+    proposers.JetSpec(head=DFLASH, num_tokens=3, nodes=None)
   with pytest.raises(ValueError, match="must be 1 to 3, the places of the block"):
     proposers.DSpark(head=DSPARK, num_tokens=4)
+  with pytest.raises(ValueError, match="must be 1 to 3, the depths that the head was trained for"):
+    proposers.PEagle(head=PEAGLE, num_tokens=4)
+  with pytest.raises(ValueError, match="draws a chain"):
+    proposers.PEagle(head=PEAGLE, num_tokens=3, nodes=6, drawing=DRAWN)
   for wrong, said in ((dict(confidence=1.0), "confidence=1.0"), (dict(confidence=0.5, nodes=6), "leave the tree out")):
     with pytest.raises(ValueError, match=said):
       proposers.DSpark(head=DSPARK, num_tokens=3, **wrong)

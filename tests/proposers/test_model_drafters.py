@@ -32,7 +32,9 @@ SHAPE = (0, 0, 0, 1, 1, 2, 3)
 CHAIN = proposers.DraftModel(model=MODEL, num_tokens=3)
 TREE = proposers.DraftTree(model=MODEL, parents=SHAPE)
 DYNAMIC = proposers.DynamicTree(model=MODEL, nodes=7, depth=3, beam=2)
-DRAFTERS = {"chain": CHAIN, "tree": TREE, "dynamic": DYNAMIC}
+MASK = 0  # a token that texts hold as well: it is a mask only where it stands behind them
+PARD = proposers.Pard(model=MODEL, mask_id=MASK, num_tokens=3)
+DRAFTERS = {"chain": CHAIN, "tree": TREE, "dynamic": DYNAMIC, "PARD": PARD, "PARD tree": PARD.replace(nodes=7, beam=2)}
 draft = jax.jit(decode.draft)
 
 
@@ -47,10 +49,10 @@ def best(text, count):
   return np.argsort(-log_law(text), kind="stable")[:count].tolist()
 
 
-def slow_chain(text, budget, eos, tokens=3):
+def slow_chain(text, budget, eos, tokens=3, behind=lambda path: path):
   path = []
   while len(path) < min(tokens, budget - 1):
-    token = best(text + path, 1)[0]
+    token = best(text + behind(path), 1)[0]
     if token in eos:
       break
     path.append(token)
@@ -68,20 +70,23 @@ def slow_tree(text, budget, eos):
   return set(paths[1:])
 
 
-def slow_dynamic(text, budget, eos, nodes=7, depth=3, beam=2):
+def slow_dynamic(text, budget, eos, nodes=7, depth=3, beam=2, behind=lambda path: path):
   pool, level = [], [(0.0, ())]
   for _ in range(depth):
     found = []
     for score, path in level:
-      law = log_law([*text, *path])
-      found += [(score + law[token], (*path, token)) for token in best([*text, *path], beam) if token not in eos]
+      seen = [*text, *behind(path)]
+      law = log_law(seen)
+      found += [(score + law[token], (*path, token)) for token in best(seen, beam) if token not in eos]
     pool += found
     level = sorted(found, key=lambda entry: -entry[0])[:beam]
   pool = [entry for entry in pool if len(entry[1]) < budget]
   return {path for _, path in sorted(pool, key=lambda entry: -entry[0])[:nodes - 1]}
 
 
-SLOW = {"chain": slow_chain, "tree": slow_tree, "dynamic": slow_dynamic}
+masks = lambda path: [MASK] * len(path)  # in whose place a law of PARD sees masks
+SLOW = {"chain": slow_chain, "tree": slow_tree, "dynamic": slow_dynamic,
+        "PARD": functools.partial(slow_chain, behind=masks), "PARD tree": functools.partial(slow_dynamic, behind=masks)}
 
 
 def paths_of(tree, row):
@@ -251,7 +256,7 @@ def test_a_heuristic_learns_from_acceptance():
 
 
 def test_a_drafter_of_another_vocabulary_is_refused():
-  for proposer in (CHAIN, TREE, DYNAMIC):
+  for proposer in (CHAIN, TREE, DYNAMIC, PARD):
     proposer = proposer.replace(model=MODEL.replace(vocab=4))
     with pytest.raises(ValueError, match="drafter has 4 token ids and the target 3"):
       drivers.generate(TARGET, proposer, PROMPTS, max_new_tokens=4)
@@ -269,6 +274,10 @@ def test_a_drafter_of_another_vocabulary_is_refused():
     (lambda: proposers.DynamicTree(model=MODEL, nodes=1), "nodes=1"),
     (lambda: proposers.DynamicTree(model=MODEL, beam=0), "beam=0"),
     (lambda: proposers.DynamicTree(model=MODEL, beam=9).init(TARGET, 1, 8), "beam=9"),
+    (lambda: proposers.Pard(model=MODEL, mask_id=0, num_tokens=0), "num_tokens=0: it must be 1 or more"),
+    (lambda: proposers.Pard(model=MODEL, mask_id=3), "mask_id=3: it must be 0 to 2"),
+    (lambda: proposers.Pard(model=MODEL, mask_id=0, nodes=1), "nodes=1"),
+    (lambda: proposers.Pard(model=MODEL, mask_id=0, nodes=4, drawing=proposers.Drawing(sampled=True)), "draws a chain"),
     (lambda: proposers.EarlyExit(exit_layer=0), "exit_layer=0"),
     (lambda: proposers.EarlyExit(exit_layer=1).init(TARGET, 1, 8), "DummyTarget has none"),
 ])

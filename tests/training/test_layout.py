@@ -5,6 +5,7 @@ sees its own answers (SpecForge 448, 424, 473, 427 and 455). Such a head trains 
 right 98 times in 100 in training, and 10 when served).
 """
 import dataclasses
+import heapq
 
 from flax import struct
 import jax
@@ -29,6 +30,7 @@ from specjax.training import eagle3
 from specjax.training import hydra
 from specjax.training import medusa
 from specjax.training import mtp
+from specjax.training import peagle
 from specjax.training import shifts
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -104,6 +106,7 @@ head_logits = jax.jit(medusa.head_logits)
 hydra_logits = jax.jit(hydra.head_logits)
 blocks = jax.jit(dflash.blocks)
 places = jax.jit(dspark.places)
+depths = jax.jit(peagle.depths)
 
 
 def laws(logits, ids):
@@ -157,6 +160,40 @@ def test_a_module_of_multi_token_prediction_sees_in_training_what_it_sees_in_dra
   for row, (text, tokens, q) in enumerate(found):
     logits = np.stack([np.asarray(logits[row, len(text) - 2]) for logits in made[:len(tokens)]])
     np.testing.assert_allclose(laws(logits, IDS), q, atol=2e-5)
+
+
+def first_peagle(**changes):
+  head = peagle.init(TARGET, IDS, LAYERS, layers=2, depths=3, mask_id=23, key=jax.random.key(0))
+  config = dataclasses.replace(head.config, **changes)
+  return head.replace(first=head.first.replace(config=config))
+
+
+@pytest.mark.parametrize("change", [{}, {"residual_normed": True, "first_position": 1}],
+                         ids=["plain", "residual normed"])
+def test_peagle_sees_in_training_what_it_sees_in_drafting(change):
+  """Two layers; behind entries that were padding in one pass, and a prefill of two chunks."""
+  head = noisy(first_peagle(**change))
+  found = drafted(proposers.PEagle(head=head, num_tokens=3, drawing=DRAWN))
+  if not change:
+    found += drafted(proposers.PEagle(head=head, num_tokens=3, drawing=DRAWN), [sum(PROMPTS, [])], [0])
+    found += drafted(proposers.PEagle(head=head, num_tokens=1, drawing=DRAWN), steps=(0, 1))  # without masks
+  logits = np.asarray(depths(head, TARGET.weights.embedding, as_batch([text + tokens for text, tokens, _ in found])))
+  for row, (text, tokens, q) in enumerate(found):
+    np.testing.assert_allclose(laws(logits[:len(tokens), row, len(text) - 2], IDS), q, atol=2e-5)
+
+
+def test_a_mask_of_peagle_sees_nothing_behind_its_anchor():
+  """Neither tokens nor features: its law is that of a text which ends there."""
+  head = noisy(first_peagle())
+  batch = as_batch([PROMPTS[1]] * 3)
+  behind = np.arange(SIZE) >= 7
+  batch = batch.replace(
+      features=np.asarray(batch.features) + np.array([0, 1, 0])[:, None, None] * behind[:, None],
+      tokens=(np.asarray(batch.tokens) + np.array([0, 0, 1])[:, None] * behind).astype(np.int32))
+  for i, (one, features, tokens) in enumerate(np.asarray(depths(head, TARGET.weights.embedding, batch))):
+    np.testing.assert_array_equal(one[:7], features[:7], err_msg=f"depth {i}")
+    np.testing.assert_array_equal(one[:6], tokens[:6], err_msg=f"depth {i}")
+    assert not np.allclose(one[7:], features[7:]) and not np.allclose(one[6], tokens[6])
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["target's head", "own matrix"])
@@ -233,6 +270,8 @@ def log_law(kind, head, text, path):
     logits = eagle_passes(head, shifts.frozen(TARGET, IDS), batch.replace(features=batch.hidden), 3)[len(path)][1][0, entry]
   elif kind == "mtp":
     logits = mtp_passes(head, shifts.frozen(TARGET, IDS), batch, 3)[len(path)][0, entry]
+  elif kind == "peagle":
+    logits = depths(head, TARGET.weights.embedding, batch)[len(path)][0, entry]
   elif kind == "hydra":
     logits = hydra_logits(head, shifts.frozen(TARGET, IDS), batch)[len(path)][0, entry]
   elif kind == "medusa":
@@ -258,6 +297,19 @@ def grown(law, nodes=16, depth=3, beam=3):
   return {tuple(path) for _, path in sorted(pool, reverse=True)[:nodes - 1]}
 
 
+def opened(law, nodes=17, depth=3, beam=3):
+  """JetSpec's tree, by its heap: the best node is opened and gets all its children, as long as there is room."""
+  found, heap = [], [(0.0, 0, ())]
+  while heap and len(found) < nodes - 1:
+    score, _, path = heapq.heappop(heap)
+    if len(path) < depth:
+      log_q = law(list(path))
+      for i in np.argsort(-log_q)[:min(beam, nodes - 1 - len(found))]:
+        found.append((*path, int(IDS[i])))
+        heapq.heappush(heap, (score - log_q[i], len(found), found[-1]))
+  return set(found)
+
+
 def shaped(law, shape):
   """A fixed shape filled with the choices of each rank."""
   paths = [[]]
@@ -278,8 +330,12 @@ TREES = {  # kind: first weights and the proposer of a tree, of SHAPE or grown
     "hydra": (lambda: hydra.init(TARGET, IDS, 3, blocks=2), lambda head: proposers.Hydra(head=head, shape=SHAPE)),
     "dflash": (lambda: dflash.init(TARGET, IDS, LAYERS, layers=2, block=4, mask_id=23, key=jax.random.key(0)),
                lambda head: proposers.DFlash(head=head, num_tokens=3, nodes=16, beam=3)),
+    "jetspec": (lambda: dflash.init(TARGET, IDS, LAYERS, layers=2, block=4, mask_id=23, key=jax.random.key(0),
+                                    causal=True),
+                lambda head: proposers.JetSpec(head=head, num_tokens=3, nodes=17, beam=3)),
     "dspark": (lambda: dspark.init(TARGET, IDS, LAYERS, layers=2, block=3, mask_id=23, rank=4, key=jax.random.key(0)),
-               lambda head: proposers.DSpark(head=head, num_tokens=3, nodes=16, beam=3))}
+               lambda head: proposers.DSpark(head=head, num_tokens=3, nodes=16, beam=3)),
+    "peagle": (first_peagle, lambda head: proposers.PEagle(head=head, num_tokens=3, nodes=16, beam=3))}
 
 
 @pytest.mark.parametrize("kind", TREES)
@@ -295,7 +351,8 @@ def test_a_tree_is_made_of_the_laws_of_its_paths(kind):
     paths = [()]
     for node in range(1, tree.size[row]):
       paths.append((*paths[tree.parents[row, node]], int(tree.tokens[row, node])))
-    assert set(paths[1:]) == (shaped(law, SHAPE) if kind in ("eagle", "medusa", "hydra") else grown(law))
+    assert set(paths[1:]) == (shaped(law, SHAPE) if kind in ("eagle", "medusa", "hydra") else
+                              opened(law) if kind == "jetspec" else grown(law))
     assert max(map(len, paths)) == 3  # from the second level on parents differ
 
 

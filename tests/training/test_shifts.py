@@ -3,10 +3,11 @@
 EAGLE-3: SafeAILab's traineagle3 and SpecForge. Tokens, laws and loss mask move one place to the left in each pass, the
 position goes up by one, and an entry sees the first pass causally and later passes at its own place. Medusa: head i is
 asked for token t + 2 + i. MTP: FastMTP's passes, whose labels are the text's tokens, with the attention of a drafted
-chain. Hydra: the same as Medusa's, and it sees the tokens up to t + 1 + i. DFlash: blocks behind random anchors,
-in both directions. EAGLE-1: SafeAILab's train and HASS's, whose passes move by one place along the text, where ours stay at
-the place that a chain begins at. Each published mistake that halved acceptance in silence is a change to the
-transcription that must not agree.
+chain. Hydra: the same as Medusa's, and it sees the tokens up to t + 1 + i. P-EAGLE: speculators' flat sequence
+of anchors and depths, under its mask of attention. DFlash: blocks behind random anchors, in both directions. EAGLE-1:
+SafeAILab's train and HASS's, whose passes move by one place along the text, where ours stay at the place that a chain
+begins at. Each published mistake that halved acceptance in silence is a change to the transcription that must not
+agree.
 
 Letters: B sequences, S entries, E width, F feature width, U draft ids, V vocabulary, C head width.
 """
@@ -25,6 +26,7 @@ from specjax.models import eagle3 as eagle3_model
 from specjax.models import hydra as hydra_model
 from specjax.models import medusa as medusa_model
 from specjax.models import mtp as mtp_model
+from specjax.models import peagle as peagle_model
 from specjax.training import batches
 from specjax.training import dflash
 from specjax.training import dspark
@@ -35,6 +37,7 @@ from specjax.training import losses as losses_lib
 from specjax.training import medusa
 from specjax.training import mtp
 from specjax.training import own_passes
+from specjax.training import peagle
 from specjax.training import shifts
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -95,6 +98,10 @@ DFLASH = dflash_model.DFlashHead(
 
 DSPARK = dspark_model.DSparkHead(drafter=DFLASH, first=some(V, 3, size=1.0), second=some(len(IDS), 3, size=1.0),
                                  confidence=some(WIDTH + 3), confidence_bias=some(1)[0], ids=None)
+
+
+PEAGLE = peagle_model.PEagleHead(first=EAGLE3, layers=(layer(WIDTH, False),), input_norms=(norm(),),
+                                 hidden=some(2 * WIDTH, size=1.0), ids=None, mask_id=MASK_ID, depths=PASSES)
 
 
 def make_batch():
@@ -215,6 +222,39 @@ def eagle3_rule(wrong=None, head=EAGLE3):
       if wrong != "mask not shifted":
         loss_mask = left(loss_mask)
   return sum(0.8 ** i * masked_mean(losses[i], masks[i]) for i in range(PASSES))
+
+
+def peagle_rule(wrong=None, head=PEAGLE):
+  """Loss of the entries of speculators' flat sequence, each by its anchor and depth, none dropped; the text's entries
+  are those of depth 0. A depth weighs 0.7 ** depth."""
+  losses, masks = [[] for _ in range(PASSES)], [[] for _ in range(PASSES)]
+  to_draft = np.isin(np.arange(V), IDS)
+  flat = [(anchor, depth) for depth in range(PASSES) for anchor in range(SIZE)]
+  for tokens, features, target, loss_mask in texts():
+    ids, target, mask = left(tokens), left(target), left(left(loss_mask))
+    token = np.array([EMBEDDING[MASK_ID if depth else ids[anchor]] for anchor, depth in flat], np.float64)
+    read = np.array([head.hidden if depth and wrong != "masks read features" else features[anchor]
+                     for anchor, depth in flat])
+    hidden, first = read @ head.first.fuse.T, head.first
+    place = [anchor + (0 if wrong == "positions stand still" else depth) for anchor, depth in flat]
+    sees = lambda q, k: (k[1] == 0 and k[0] <= q[0] + (q[1] if wrong == "masks see what follows" else 0) or
+                         k[0] == q[0] and k[1] <= q[1] or
+                         wrong == "masks see other anchors" and 0 < k[1] <= q[1] and k[0] <= q[0])
+    x = hidden
+    for i, w in enumerate((first.layer, *head.layers)):
+      into = (np.concatenate([rms(token, first.token_norm), rms(hidden, first.feature_norm)], -1) if i == 0 else
+              rms(x, head.input_norms[i - 1]))
+      made = [key_and_value_of(w, into[n], place[n]) for n in range(len(flat))]
+      x = np.array([with_mlp(w, x[n] + attended(w, query_of(w, into[n], place[n]), [
+          made[m] for m in range(len(flat)) if sees(flat[n], flat[m])])) for n in range(len(flat))])
+    log_q = np.log(softmax(rms(x, first.norm) @ first.head.T))
+    for n, (anchor, depth) in enumerate(flat):
+      at = anchor + (0 if wrong == "label offset" else depth)  # the place whose label this is
+      asked = mask[anchor] if wrong == "mask not shifted" else at < SIZE and mask[at]
+      p = target[min(at, SIZE - 1)]
+      losses[depth].append([-(softmax(p[to_draft]) * log_q[n]).sum()])
+      masks[depth].append([asked and to_draft[p.argmax()]])
+  return sum(0.7 ** i * masked_mean(losses[i], masks[i]) for i in range(PASSES))
 
 
 def eagle_rule(wrong=None):
@@ -403,20 +443,22 @@ def dflash_rule(wrong=None, head=DFLASH):
 
 
 RULES = {"eagle3": eagle3_rule, "eagle": eagle_rule, "medusa": medusa_rule, "hydra": hydra_rule, "dflash": dflash_rule,
-         "dspark": dspark_rule, "mtp": mtp_rule}
+         "dspark": dspark_rule, "mtp": mtp_rule, "peagle": peagle_rule}
 LOSSES = {"eagle3": jax.jit(functools.partial(eagle3.loss, recipe=eagle3.Recipe(passes=PASSES))),
           "eagle": jax.jit(functools.partial(eagle.loss, recipe=eagle.Recipe(passes=PASSES))),
           "mtp": jax.jit(functools.partial(mtp.loss, recipe=mtp.Recipe(passes=PASSES, loss=losses_lib.TEXT))),
           "medusa": jax.jit(functools.partial(medusa.loss, recipe=medusa.Recipe())),
           "hydra": jax.jit(functools.partial(hydra.loss, recipe=hydra.Recipe())),
           "dflash": jax.jit(functools.partial(dflash.loss, recipe=dflash.Recipe(gamma=GAMMA))),
-          "dspark": jax.jit(functools.partial(dspark.loss, recipe=dspark.Recipe(gamma=GAMMA)))}
+          "dspark": jax.jit(functools.partial(dspark.loss, recipe=dspark.Recipe(gamma=GAMMA))),
+          "peagle": jax.jit(functools.partial(peagle.loss, recipe=peagle.Recipe()))}
 GIVEN = {"eagle3": (EAGLE3, shifts.Frozen(embedding=EMBEDDING, head=HEAD[IDS]), IDS),
          "eagle": (EAGLE, shifts.Frozen(embedding=EMBEDDING, head=HEAD[IDS]), IDS),
          "mtp": (MTP, shifts.Frozen(embedding=EMBEDDING, head=HEAD[IDS]), IDS),
          "hydra": (HYDRA, shifts.Frozen(embedding=EMBEDDING, head=HEAD[IDS]), IDS),
          "medusa": (MEDUSA, HEAD[IDS], IDS), "dflash": (DFLASH, EMBEDDING, HEAD[IDS], IDS),
-         "dspark": (DSPARK, EMBEDDING, HEAD[IDS], IDS)}
+         "dspark": (DSPARK, EMBEDDING, HEAD[IDS], IDS),
+         "peagle": (PEAGLE, shifts.Frozen(embedding=EMBEDDING, head=HEAD[IDS]), IDS)}
 
 
 GRADIENTS = {kind: jax.jit(jax.value_and_grad(loss, has_aux=True)) for kind, loss in LOSSES.items()}
@@ -469,6 +511,8 @@ def test_the_gradient_is_that_of_the_published_rule(kind):
     # MiMo's order in Qwen's module; what recurs (vLLM 47448); FastMTP's passes, where keys of a chain are asked for.
     *(("mtp", wrong) for wrong in ("mask not shifted", "label offset", "hidden state first", "recurs before the norm",
                                    "a pass sees itself alone", "weights of another sum")),
+    *(("peagle", wrong) for wrong in ("label offset", "mask not shifted", "positions stand still",
+                                      "masks read features", "masks see what follows", "masks see other anchors")),
     *(("hydra", wrong) for wrong in ("mask not shifted", "label offset", "double shift", "prefix sees what follows",
                                      "token at its own place", "last token first"))])
 def test_a_published_mistake_gives_another_loss(kind, wrong):

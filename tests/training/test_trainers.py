@@ -24,6 +24,7 @@ from specjax.training import loop
 from specjax.training import losses
 from specjax.training import medusa
 from specjax.training import mtp
+from specjax.training import peagle
 from specjax.training import shifts
 from specjax.training import trainers
 
@@ -71,14 +72,16 @@ def make(kind, data, target=TARGET, **changes):
   if kind == "dspark":
     return trainers.train_dspark(target, data, IDS, dspark.Recipe(), 0, layers=1, block=2, mask_id=23, rank=4, anchors=16,
                                  **changes)
+  if kind == "peagle":
+    return trainers.train_peagle(target, data, IDS, peagle.Recipe(), 0, layers=2, depths=2, mask_id=23, **changes)
   if kind == "hydra":
     return trainers.train_hydra(target, data, IDS, hydra.Recipe(), 0, heads=2, blocks=2, **changes)
   return trainers.train_dflash(target, data, IDS, dflash.Recipe(), 0, layers=1, block=3, mask_id=23, anchors=16,
                                **changes)
 
 
-KINDS = {"eagle3": proposers.Eagle, "eagle": proposers.Eagle, "mtp": proposers.Eagle, "medusa": proposers.Medusa, "hydra": proposers.Hydra,
-         "dflash": proposers.DFlash, "dspark": proposers.DSpark}
+KINDS = {"eagle3": proposers.Eagle, "eagle": proposers.Eagle, "mtp": proposers.Eagle, "medusa": proposers.Medusa,
+         "hydra": proposers.Hydra, "dflash": proposers.DFlash, "dspark": proposers.DSpark, "peagle": proposers.PEagle}
 
 
 BLOCKS = ("dflash", "dspark")
