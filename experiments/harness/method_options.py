@@ -90,6 +90,18 @@ ALL = (EAGLE, EAGLE3, MEDUSA, HYDRA, DFLASH, DSPARK, CONFIDENCE, DRAFT_TOKENS, M
 _loaded, _heads = {}, {}
 
 
+def uses_only(*used) -> None:
+  """Refuses flags of this module for a program that builds no methods, but for those `used`.
+
+  Raises:
+    ValueError: names the flag and those that are used.
+  """
+  for flag in ALL:
+    if flag not in used and not flags.FLAGS[flag.name].using_default_value:
+      raise ValueError(f"--{flag.name} is an option of methods, and this experiment makes no use of it; of those it takes "
+                       f"{', '.join(f'--{flag.name}' for flag in used)}")
+
+
 def tokens(default: int) -> int:
   """How many tokens a method drafts."""
   return DRAFT_TOKENS.value or default

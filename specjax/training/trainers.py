@@ -14,12 +14,14 @@ from specjax import proposers
 from specjax.models.hydra import HydraHead
 from specjax.training import batches
 from specjax.training import dflash
+from specjax.training import distill
 from specjax.training import dspark
 from specjax.training import eagle
 from specjax.training import eagle3
 from specjax.training import hydra
 from specjax.training import medusa
 from specjax.training import shifts
+from specjax.training import texts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Trainer:
     measure: the loss over answers alone, whatever it is trained on, so that runs can be compared.
     batch: step -> what the loss takes. evaluation: the same of held-out sequences, all of them.
     head: params -> the head. proposer: head -> a proposer of chains.
+    prepare: see `loop.run`.
   """
   params: Any
   loss: Callable
@@ -40,6 +43,7 @@ class Trainer:
   evaluation: Callable
   head: Callable
   proposer: Callable
+  prepare: Callable | None = None
 
 
 def layers_of_eagle3(layers: int) -> tuple[int, ...]:
@@ -116,6 +120,24 @@ def train_dspark(target, data: batches.Data, ids: np.ndarray, recipe: dspark.Rec
                               key=jax.random.key(seed))
   return _blocks(head, dspark.loss, target, data, ids, recipe, seed, anchors,
                  lambda head: proposers.DSpark(head=head, num_tokens=block))
+
+
+def train_draft_model(target, draft, data: texts.Texts, recipe: distill.Recipe, seed: int) -> Trainer:
+  """A draft model, from `draft`, a decoder with the target's ids; its weights are copied where they are the target's.
+
+  Raises:
+    ValueError: it has another number of ids, or a shorter context than the data's texts.
+  """
+  proposers.base.same_vocabulary(target, draft)
+  if draft.max_context < data.max_tokens:
+    raise ValueError(f"max_tokens={data.max_tokens}: the draft model's context has {draft.max_context} tokens; texts must "
+                     "be cut there or before")
+  drawing, loss = proposers.Drawing(sampled=recipe.temperature > 0), functools.partial(distill.loss, recipe=recipe)
+  return Trainer(params=jax.tree.map(lambda x: jnp.array(x, jnp.float32), draft), loss=loss, measure=loss,
+                 arguments=(target,), batch=lambda step: data.batch(step, seed), evaluation=data.evaluation,
+                 prepare=lambda step, params, batch: distill.prepare(step, params, batch, recipe, seed),
+                 head=lambda params: jax.tree.map(lambda x, like: x.astype(like.dtype), params, draft),
+                 proposer=lambda head: proposers.DraftModel(model=head, num_tokens=recipe.drafted, drawing=drawing))
 
 
 def _blocks(head, loss, target, data, ids, recipe, seed, anchors, proposer):
