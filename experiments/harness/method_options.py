@@ -96,10 +96,11 @@ def uses_only(*used) -> None:
   Raises:
     ValueError: names the flag and those that are used.
   """
+  names = [flag.name for flag in used]
   for flag in ALL:
-    if flag not in used and not flags.FLAGS[flag.name].using_default_value:
+    if flag.name not in names and not flags.FLAGS[flag.name].using_default_value:
       raise ValueError(f"--{flag.name} is an option of methods, and this experiment makes no use of it; of those it takes "
-                       f"{', '.join(f'--{flag.name}' for flag in used)}")
+                       f"{', '.join(f'--{name}' for name in names)}")
 
 
 def tokens(default: int) -> int:
