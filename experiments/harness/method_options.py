@@ -83,7 +83,13 @@ DSPARK = flags.DEFINE_string("dspark_head", None, "DSpark drafter: a folder, as 
                              "comes with specjax for the target.")
 CONFIDENCE = flags.DEFINE_float("dspark_confidence", 0.0, "dspark: a chain ends before a token whose chance of "
                                 "acceptance its confidence head gives less; 0: never.", lower_bound=0, upper_bound=1)
-ALL = (EAGLE, EAGLE3, MEDUSA, HYDRA, DFLASH, DSPARK, CONFIDENCE, DRAFT_TOKENS, MAX_NGRAM, MIN_NGRAM, MATCH, SOURCE,
+ONLINE = flags.DEFINE_string("online", "eagle3", "The method that learns from its rejected drafts in online: draft_model, "
+                             "eagle3 or medusa, of chains.")
+ONLINE_REQUESTS = flags.DEFINE_integer("online_requests", 8, "online: the drafter learns after so many requests.",
+                                       lower_bound=1)
+ONLINE_STEPS = flags.DEFINE_integer("online_steps", 4, "online: optimizer steps each time.", lower_bound=1)
+ONLINE_RATE = flags.DEFINE_float("online_rate", 1e-4, "online: learning rate.", lower_bound=1e-12)
+ALL = (ONLINE, ONLINE_REQUESTS, ONLINE_STEPS, ONLINE_RATE, EAGLE, EAGLE3, MEDUSA, HYDRA, DFLASH, DSPARK, CONFIDENCE, DRAFT_TOKENS, MAX_NGRAM, MIN_NGRAM, MATCH, SOURCE,
        OVERLAP, LOOKUP_TREE, MIN_SCORE, STORE, DATASTORE, FALLBACK, DRAFT, EXIT_LAYER, SKIPPED, WINDOW, LOOKAHEAD_NGRAM, GUESSES,
        SMALL, MIXTURE, NODES, SHAPE, ACCEPTANCE, CHILDREN, DEPTH, BEAM, SAMPLED, TEMPERATURE, TOP_K, TOP_P, LENGTH,
        THRESHOLD, COSTS, COST)
