@@ -63,7 +63,7 @@ def loss(params, target, batch: texts.Text, recipe: Recipe):
   """
   asked, target = shifts.asked(batch, 1, True), jax.lax.stop_gradient(target)
   own, theirs = hidden(params, batch.tokens), hidden(target, batch.tokens)
-  value, accepted = (x.reshape(asked.shape) for x in _judge(params, target, own, theirs, recipe))
+  value, accepted = judge(params, target, own, theirs, recipe.loss, recipe.temperature)
   of_text = jnp.where(asked, value, 0).sum(1) / jnp.maximum(asked.sum(1), 1)
   total = losses.mean(of_text, asked.any(1))
   metrics = {"loss_0": total, "on_policy": batch.own, "acceptance": losses.mean(accepted, asked)}
@@ -94,6 +94,22 @@ def acceptance(own: jax.Array, theirs: jax.Array, temperature: float) -> jax.Arr
   return 1 - losses.total_variation(jax.nn.log_softmax(own / temperature), jax.nn.softmax(theirs / temperature))
 
 
+def judge(params, target, own: jax.Array, theirs: jax.Array, loss: str, temperature: float) -> list[jax.Array]:
+  """Divergence, of the name `loss`, and acceptance at every place, f32[B, S] each, from hidden states f[B, S, E] of the
+  drafter and f[B, S, D] of the target."""
+  rows = lambda x: x.reshape(-1, x.shape[-1])
+  shape, own, theirs = own.shape[:2], rows(own), rows(theirs)
+  count = own.shape[0]
+  pieces = lambda x: jnp.pad(x, ((0, -count % _PLACES), (0, 0))).reshape(-1, _PLACES, x.shape[-1])
+
+  @jax.checkpoint  # or the laws of all pieces would be kept for the gradient
+  def some(pair):
+    q, p = params.logits(pair[0][None])[0], target.logits(pair[1][None])[0]
+    return losses.BY_NAME[loss](jax.nn.log_softmax(q), jax.nn.softmax(p)), acceptance(q, p, temperature)
+
+  return [x.reshape(-1)[:count].reshape(shape) for x in jax.lax.map(some, (pieces(own), pieces(theirs)))]
+
+
 def written(model, batch: texts.Text, temperature: float, key: jax.Array) -> texts.Text:
   """The batch with answers that `model` writes behind its prompts, of plain text behind its first half.
 
@@ -122,18 +138,3 @@ def prepare(step: int, params, batch: texts.Text, recipe: Recipe, seed: int) -> 
   if np.random.default_rng((seed, step)).random() >= recipe.on_policy:
     return batch
   return written(params, batch, recipe.own_temperature, jax.random.fold_in(jax.random.key(seed), step))
-
-
-def _judge(params, target, own, theirs, recipe):
-  """Divergence and acceptance at every place, f32[N] each, from hidden states f[B, S, E] and f[B, S, D]."""
-  rows = lambda x: x.reshape(-1, x.shape[-1])
-  own, theirs = rows(own), rows(theirs)
-  count = own.shape[0]
-  pieces = lambda x: jnp.pad(x, ((0, -count % _PLACES), (0, 0))).reshape(-1, _PLACES, x.shape[-1])
-
-  @jax.checkpoint  # or the laws of all pieces would be kept for the gradient
-  def some(pair):
-    q, p = params.logits(pair[0][None])[0], target.logits(pair[1][None])[0]
-    return losses.BY_NAME[recipe.loss](jax.nn.log_softmax(q), jax.nn.softmax(p)), acceptance(q, p, recipe.temperature)
-
-  return [x.reshape(-1)[:count] for x in jax.lax.map(some, (pieces(own), pieces(theirs)))]

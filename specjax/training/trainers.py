@@ -20,6 +20,7 @@ from specjax.training import eagle
 from specjax.training import eagle3
 from specjax.training import hydra
 from specjax.training import medusa
+from specjax.training import medusa2
 from specjax.training import shifts
 from specjax.training import texts
 
@@ -138,6 +139,26 @@ def train_draft_model(target, draft, data: texts.Texts, recipe: distill.Recipe, 
                  prepare=lambda step, params, batch: distill.prepare(step, params, batch, recipe, seed),
                  head=lambda params: jax.tree.map(lambda x, like: x.astype(like.dtype), params, draft),
                  proposer=lambda head: proposers.DraftModel(model=head, num_tokens=recipe.drafted, drawing=drawing))
+
+
+def train_joint(target, heads: Any, data: texts.Texts, ids: np.ndarray, recipe: medusa2.Recipe,
+                schedule: medusa2.Schedule, seed: int) -> Trainer:
+  """A target together with Medusa's heads on it, from `heads` of `ids` i32[U]; `head` and `proposer` take a
+  `medusa2.Joint` of a new target and its heads."""
+  first = medusa2.Joint(target=target, heads=heads)
+  loss = functools.partial(medusa2.loss, recipe=recipe)
+
+  def made_of(params):
+    return medusa2.Joint(target=jax.tree.map(lambda x, like: x.astype(like.dtype), params.target, first.target),
+                         heads=_made_of(heads, params.heads))
+
+  return Trainer(params=medusa2.Joint(target=jax.tree.map(lambda x: jnp.array(x, jnp.float32), target),
+                                      heads=_trainable(heads)),
+                 loss=loss, measure=loss, arguments=(target, jnp.asarray(ids)),
+                 batch=lambda step: medusa2.weighted(data.batch(step, seed), schedule, recipe, step),
+                 evaluation=lambda: [medusa2.weighted(batch, schedule, recipe, schedule.steps) for batch in data.evaluation()],
+                 head=made_of,
+                 proposer=lambda joint: proposers.Medusa(head=joint.heads, num_tokens=heads.config.heads))
 
 
 def _blocks(head, loss, target, data, ids, recipe, seed, anchors, proposer):

@@ -75,7 +75,7 @@ def test_the_learner_computes_the_law_that_was_drafted_from(kept):
   kind, proposer, state, _, wrong = kept
   learner, texts = learners.BY_NAME[kind], state.proposer.texts
   keys = sorted(wrong)
-  pick = lambda values, counted=True: learners.Places(
+  pick = lambda values: learners.Places(
       *(jnp.asarray(x, jnp.int32) for x in zip(*values)), counted=jnp.ones(len(values), bool))
   places = pick([(row, token, wrong[row, token][0]) for row, token in keys])
   ids = learner.ids(proposer.inner)
@@ -88,7 +88,7 @@ def test_the_learner_computes_the_law_that_was_drafted_from(kept):
   if kind != "draft_model":  # whose law of a place knows no depth
     shifted.append(places.replace(depth=(places.depth + 1) % 3))
   for other in shifted:
-    assert np.abs(laws(other) - drafted).max(1).min() > 1e-3
+    assert np.median(np.abs(laws(other) - drafted).max(1)) > 0.02
 
 
 def test_the_loss_is_the_mean_cross_entropy_with_the_targets_law_at_these_places(kept):
