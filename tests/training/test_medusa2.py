@@ -159,7 +159,7 @@ def test_the_target_is_frozen_first_and_a_killed_run_goes_on(data, tmp_path):
 
 def test_heads_of_a_target_that_learns_draft_better_and_exactly_for_it(data, tmp_path):
   """Better than heads that are trained as long on the frozen target; the new target still says mostly what it said."""
-  rate, steps = 0.004, 80
+  rate, steps = 0.004, 60
   alone = medusa2.Schedule(steps=steps, learning_rate=rate, heads_first=steps)
   both = medusa2.Schedule(steps=steps, learning_rate=rate, heads_first=steps // 2)
   numbers = {}
