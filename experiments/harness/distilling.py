@@ -46,15 +46,16 @@ class Job:
   def facts(self) -> dict:
     """As the run folder records them."""
     kept = {key: value for key, value in dataclasses.asdict(self).items() if key not in ("outdir", "evaluate_every")}
-    return kept | {"draft_layers": list(self.draft_layers), "corpora": [pathlib.Path(name).name for name in self.corpora]}
+    return kept | {"draft_layers": list(self.draft_layers),
+                   "corpora": [pathlib.Path(name).name for name in self.corpora]}
 
 
 def layers(names: list[str]) -> tuple[int, ...]:
   """Of --draft_layers. Raises ValueError for what is no list of layers in ascending order."""
   found = tuple(int(name) if name.strip().isdecimal() else -1 for name in names)
   if min(found, default=0) < 0 or list(found) != sorted(set(found)):
-    raise ValueError(f"--draft_layers={','.join(names)}: it takes layers of the target, each once and in order, such as "
-                     "0,1,28,29")
+    raise ValueError(f"--draft_layers={','.join(names)}: it takes layers of the target, each once and in order, such "
+                     "as 0,1,28,29")
   return found
 
 
@@ -69,8 +70,8 @@ def run(job: Job) -> tuple[dict, dict]:
     raise ValueError(f"--max_tokens={job.max_tokens}: the target's context has {target.max_context} tokens")
   for folder, facts in zip(job.corpora, known):
     if facts["target"] != job.target:
-      raise ValueError(f"{folder} was written by {facts['target']!r}, not by {job.target!r}: what is measured on held-out "
-                       "answers would not be of this target")
+      raise ValueError(f"{folder} was written by {facts['target']!r}, not by {job.target!r}: what is measured on "
+                       "held-out answers would not be of this target")
   draft = _draft(job, target, tokenizer)
   data = texts.Texts(folders=job.corpora, tokens=job.batch_tokens, max_tokens=job.max_tokens, limit=job.limit)
   if not data.held:

@@ -57,8 +57,8 @@ def run(job: Job) -> dict:
   known = [corpus.facts(folder) for folder in job.corpora]
   for folder, facts in zip(job.corpora, known):
     if facts["target"] != job.target:
-      raise ValueError(f"{folder} was written by {facts['target']!r}, not by {job.target!r}: heads learn from their own "
-                       "target")
+      raise ValueError(f"{folder} was written by {facts['target']!r}, not by {job.target!r}: heads learn from their "
+                       "own target")
   target, tokenizer = specjax.load(job.target)
   if job.max_tokens > target.max_context:
     raise ValueError(f"--max_tokens={job.max_tokens}: the target's context has {target.max_context} tokens")

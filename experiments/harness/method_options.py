@@ -83,13 +83,14 @@ DSPARK = flags.DEFINE_string("dspark_head", None, "DSpark drafter: a folder, as 
                              "comes with specjax for the target.")
 CONFIDENCE = flags.DEFINE_float("dspark_confidence", 0.0, "dspark: a chain ends before a token whose chance of "
                                 "acceptance its confidence head gives less; 0: never.", lower_bound=0, upper_bound=1)
-ONLINE = flags.DEFINE_string("online", "eagle3", "The method that learns from its rejected drafts in online: draft_model, "
-                             "eagle3 or medusa, of chains.")
+ONLINE = flags.DEFINE_string("online", "eagle3", "The method that learns from its rejected drafts in online: "
+                             "draft_model, eagle3 or medusa, of chains.")
 ONLINE_REQUESTS = flags.DEFINE_integer("online_requests", 8, "online: the drafter learns after so many requests.",
                                        lower_bound=1)
 ONLINE_STEPS = flags.DEFINE_integer("online_steps", 4, "online: optimizer steps each time.", lower_bound=1)
 ONLINE_RATE = flags.DEFINE_float("online_rate", 1e-4, "online: learning rate.", lower_bound=1e-12)
-ALL = (ONLINE, ONLINE_REQUESTS, ONLINE_STEPS, ONLINE_RATE, EAGLE, EAGLE3, MEDUSA, HYDRA, DFLASH, DSPARK, CONFIDENCE, DRAFT_TOKENS, MAX_NGRAM, MIN_NGRAM, MATCH, SOURCE,
+ALL = (ONLINE, ONLINE_REQUESTS, ONLINE_STEPS, ONLINE_RATE,
+       EAGLE, EAGLE3, MEDUSA, HYDRA, DFLASH, DSPARK, CONFIDENCE, DRAFT_TOKENS, MAX_NGRAM, MIN_NGRAM, MATCH, SOURCE,
        OVERLAP, LOOKUP_TREE, MIN_SCORE, STORE, DATASTORE, FALLBACK, DRAFT, EXIT_LAYER, SKIPPED, WINDOW, LOOKAHEAD_NGRAM, GUESSES,
        SMALL, MIXTURE, NODES, SHAPE, ACCEPTANCE, CHILDREN, DEPTH, BEAM, SAMPLED, TEMPERATURE, TOP_K, TOP_P, LENGTH,
        THRESHOLD, COSTS, COST)
@@ -105,8 +106,8 @@ def uses_only(*used) -> None:
   names = [flag.name for flag in used]
   for flag in ALL:
     if flag.name not in names and not flags.FLAGS[flag.name].using_default_value:
-      raise ValueError(f"--{flag.name} is an option of methods, and this experiment makes no use of it; of those it takes "
-                       f"{', '.join(f'--{name}' for name in names)}")
+      raise ValueError(f"--{flag.name} is an option of methods, and this experiment makes no use of it; of those it "
+                       f"takes {', '.join(f'--{name}' for name in names)}")
 
 
 def tokens(default: int) -> int:

@@ -1,4 +1,4 @@
-"""What every training run shares: its folder, its loop under a progress bar with curves, and drafts that are measured."""
+"""What training runs share: their folder, their loop under a progress bar with curves, and drafts that are measured."""
 import functools
 import json
 import pathlib
@@ -34,8 +34,8 @@ def open_folder(outdir, facts: dict, data) -> pathlib.Path:
   facts = facts | {"training_tokens": data.training_tokens, "corpus_tokens": data.corpus_tokens}
   known = json.loads(path.read_text()) if path.exists() else facts
   if known.get("corpus_tokens") != facts["corpus_tokens"]:  # draft ids and what is held out follow from all of them
-    raise ValueError(f"{folder} holds a run that began with {known.get('corpus_tokens')} tokens of text, and the corpus "
-                     f"has {facts['corpus_tokens']} now: choose another folder")
+    raise ValueError(f"{folder} holds a run that began with {known.get('corpus_tokens')} tokens of text, and the "
+                     f"corpus has {facts['corpus_tokens']} now: choose another folder")
   corpus.write_whole(path, lambda file: file.write(json.dumps(facts, indent=1).encode()))
   return folder
 

@@ -73,7 +73,7 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
 
 def written(backend, *, byte_level: bool, strip: bool, eos_ids, chat_template: str | None,
             special_tokens) -> dict[str, str]:
-  """Texts of tokenizer.json, tokenizer_config.json and generation_config.json, of which `read` makes the same tokenizer.
+  """Texts of tokenizer.json, tokenizer_config.json, generation_config.json, of which `read` makes the same tokenizer.
 
   Arguments as of `Tokenizer`; `bos_id` follows from the special tokens.
   """

@@ -26,8 +26,8 @@ def write_folder(folder, config: DecoderConfig, weights: DecoderWeights, tokeniz
     dtype: of the floats written; None leaves them as they are, and reading them in that type gives the same bits.
 
   Raises:
-    CheckpointError: the folder holds shards, which a reader would take first, or cannot be written; a family or a layout
-      of rotary pairs that such folders do not have; a tokenizer with more ids than the embedding has rows.
+    CheckpointError: the folder holds shards, which a reader would take first, or cannot be written; a family or a
+      layout of rotary pairs that such folders do not have; a tokenizer with more ids than the embedding has rows.
   """
   folder = pathlib.Path(folder).expanduser()
   if (folder / "model.safetensors.index.json").exists():
@@ -37,11 +37,11 @@ def write_folder(folder, config: DecoderConfig, weights: DecoderWeights, tokeniz
     raise CheckpointError(f"a model of the family {config.family!r} is not written (written: "
                           f"{', '.join(_ARCHITECTURES)})")
   if config.rope_layout != "half":
-    raise CheckpointError(f"rope_layout={config.rope_layout!r}: such folders hold rotary pairs as halves; turn the rows "
-                          "of queries and keys first")
+    raise CheckpointError(f"rope_layout={config.rope_layout!r}: such folders hold rotary pairs as halves; turn the "
+                          "rows of queries and keys first")
   if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
-    raise CheckpointError(f"the tokenizer has {tokenizer.vocab_size} tokens and the embedding {config.vocab_size} rows: "
-                          "they are not of the same model")
+    raise CheckpointError(f"the tokenizer has {tokenizer.vocab_size} tokens and the embedding {config.vocab_size} "
+                          "rows: they are not of the same model")
   texts = {} if tokenizer is None else tokenizer.files()
   try:
     folder.mkdir(parents=True, exist_ok=True)

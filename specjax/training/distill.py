@@ -1,10 +1,10 @@
 """Training of a draft model on the target's laws, on texts that the drafter writes itself: DistillSpec.
 
-DistillSpec (arXiv 2310.08461): the loss of a text is the mean, over the tokens of its answer, of a divergence between the
-target's law and the drafter's, and that of a batch the mean over texts. Texts are fixed, from the target or a data set, or
-written by the drafter as it is now, behind the same prompts; no gradient goes through that writing. Which of both a step
-takes is drawn with the chance `on_policy`, as in GKD (arXiv 2306.13649). Both laws are those of temperature 1 over the
-whole vocabulary, computed in the step; nothing of them is stored.
+DistillSpec (arXiv 2310.08461): the loss of a text is the mean, over the tokens of its answer, of a divergence between
+the target's law and the drafter's, and that of a batch the mean over texts. Texts are fixed, from the target or a data
+set, or written by the drafter as it is now, behind the same prompts; no gradient goes through that writing. Which of
+both a step takes is drawn with the chance `on_policy`, as in GKD (arXiv 2306.13649). Both laws are those of temperature
+1 over the whole vocabulary, computed in the step; nothing of them is stored.
 
 Letters: B sequences, S tokens, N places, C places of a piece, E width of the drafter, D of the target.
 """
@@ -59,7 +59,8 @@ def loss(params, target, batch: texts.Text, recipe: Recipe):
   Returns:
     The loss, and a dictionary: "loss_0" the same, "on_policy" 1 for a text of the drafter's own, "acceptance", the mean
     rate at which a draft is accepted at the recipe's temperature (1 - TV of both laws, or how often the greedy tokens
-    agree), "share_i", that all drafts up to the i-th are, with contexts as in the text, "accuracy_i" given those before.
+    agree), "share_i", that all drafts up to the i-th are, with contexts as in the text, "accuracy_i" given those
+    before.
   """
   asked, target = shifts.asked(batch, 1, True), jax.lax.stop_gradient(target)
   own, theirs = hidden(params, batch.tokens), hidden(target, batch.tokens)

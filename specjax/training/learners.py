@@ -1,7 +1,7 @@
 """What learns online of each kind of drafter: its weights, and its logits at the places where its drafts were wrong.
 
-A place is (text, token t, depth i): the i-th draft of a chain, for token t + 1, was wrong. The chain's pending token was
-token t - i; Medusa's heads drafted from the hidden state before it, EAGLE's from the features before it, in pass i.
+A place is (text, token t, depth i): the i-th draft of a chain, for token t + 1, was wrong. The chain's pending token
+was token t - i; Medusa's heads drafted from the hidden state before it, EAGLE's from the features before it, in pass i.
 
 Letters: P places, B texts, S tokens, D width of the target, U draft ids, V vocabulary.
 """
@@ -38,8 +38,8 @@ class Learner:
   Attributes:
     part: proposer -> its weights that learn, a pytree of floats. put: (proposer, weights) -> the proposer with them.
     ids: proposer -> i32[U], the ids that it drafts, or None for all.
-    logits: (weights, frozen, ids, texts, places, depths) -> f[P, U]; `frozen` a `shifts.Frozen` of these ids, `depths` the
-      number of tokens of its longest chain.
+    logits: (weights, frozen, ids, texts, places, depths) -> f[P, U]; `frozen` a `shifts.Frozen` of these ids, `depths`
+      the number of tokens of its longest chain.
   """
   part: Callable
   put: Callable
@@ -58,8 +58,8 @@ def of(proposer) -> str:
   fits = {"draft_model": lambda: isinstance(proposer.model, Decoder), "medusa": lambda: True,
           "eagle3": lambda: isinstance(proposer.head, Eagle3Head)}
   if kind is None or not fits[kind]():
-    raise ValueError(f"{type(proposer).__name__} does not learn online here; a DraftModel with a decoder, Medusa and Eagle "
-                     "with a head of EAGLE-3 do")
+    raise ValueError(f"{type(proposer).__name__} does not learn online here; a DraftModel with a decoder, Medusa and "
+                     "Eagle with a head of EAGLE-3 do")
   if not proposer.chains:
     raise ValueError(f"{type(proposer).__name__} drafts trees here; only chains learn online")
   return kind
@@ -99,7 +99,8 @@ def _put_head(proposer, weights):
 
 
 BY_NAME = {
-    "draft_model": Learner(part=lambda proposer: proposer.model, put=lambda proposer, weights: proposer.replace(model=weights),
+    "draft_model": Learner(part=lambda proposer: proposer.model,
+                           put=lambda proposer, weights: proposer.replace(model=weights),
                            ids=lambda proposer: None, logits=_draft_model),
     "medusa": Learner(part=_of_head, put=_put_head, ids=lambda proposer: proposer.head.ids, logits=_medusa),
     "eagle3": Learner(part=_of_head, put=_put_head, ids=lambda proposer: proposer.head.ids, logits=_eagle3),

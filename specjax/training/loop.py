@@ -37,8 +37,8 @@ class Schedule:
 
 
 def run(folder, params: Any, loss: Callable, batch: Callable, schedule: Schedule, *, arguments: tuple = (),
-        prepare: Callable | None = None, save_every: int = 100, evaluate_every: int = 0, evaluate: Callable | None = None,
-        report: Callable | None = None) -> Any:
+        prepare: Callable | None = None, save_every: int = 100, evaluate_every: int = 0,
+        evaluate: Callable | None = None, report: Callable | None = None) -> Any:
   """Trains, from the last checkpoint of `folder` if it has one.
 
   Args:
@@ -46,8 +46,8 @@ def run(folder, params: Any, loss: Callable, batch: Callable, schedule: Schedule
     params: the weights at step 0, a pytree of float arrays.
     loss: (params, *arguments, batch) -> (loss, metrics), traced.
     batch: step -> batch. arguments: what the loss reads besides; arrays, not traced in as constants.
-    prepare: (step, params, batch) -> what the loss reads in its place, on the host: for data that the weights themselves
-      make. What it draws must follow from the step.
+    prepare: (step, params, batch) -> what the loss reads in its place, on the host: for data that the weights
+      themselves make. What it draws must follow from the step.
     evaluate: (step, params) -> dictionary of numbers, every `evaluate_every` steps and at the end.
     report: called with each row of metrics.
 

@@ -4,8 +4,8 @@ Medusa-2 (arXiv 2401.10774, section 2.2.2): the loss is that of the language mod
 are trained alone first, on the frozen target, so that their first errors do not spoil it; then both, the heads at a
 greater rate, while lambda_0 grows. The language model's loss is the cross entropy with the data, or, by
 self-distillation (section 2.3.2), the KL divergence from the original target. Self-distillation as published trains
-low-rank adapters beside frozen weights; here every weight of the target learns, and a second copy of it is the original.
-In both cases heads meet the original's law, as in `medusa`.
+low-rank adapters beside frozen weights; here every weight of the target learns, and a second copy of it is the
+original. In both cases heads meet the original's law, as in `medusa`.
 
 Drafts and exactness are relative to the new target.
 
@@ -81,7 +81,8 @@ class Schedule(loop.Schedule):
     """lambda_0 of a step: 1 while heads learn alone; then it grows along a quarter of a sine to `most`."""
     if step < self.heads_first:
       return 1.0
-    return most * math.sin(math.pi / 2 * min((step - self.heads_first + 1) / max(self.steps - self.heads_first, 1), 1.0))
+    done = (step - self.heads_first + 1) / max(self.steps - self.heads_first, 1)
+    return most * math.sin(math.pi / 2 * min(done, 1.0))
 
 
 @struct.dataclass
@@ -127,7 +128,8 @@ def loss(params: Joint, original: Decoder, ids: jax.Array, batch: Weighted, reci
     divergence = _of_data(params.target, new, batch.tokens)
   backbone = losses.mean(divergence, asked)
   frozen = lambda x: jax.lax.stop_gradient(x) + batch.joint * (x - jax.lax.stop_gradient(x))
-  made = medusa.head_logits(params.heads, frozen(shifts.head_rows(params.target, ids)), _batch(batch, frozen(new), None))
+  rows = frozen(shifts.head_rows(params.target, ids))
+  made = medusa.head_logits(params.heads, rows, _batch(batch, frozen(new), None))
   labels = _batch(batch, old, _top(original, old))
   heads, metrics = by_depth.loss(made, shifts.head_rows(original, ids), ids, labels, recipe, original.config.num_tokens)
   return batch.joint * backbone + batch.weight * heads, metrics | {
@@ -136,7 +138,8 @@ def loss(params: Joint, original: Decoder, ids: jax.Array, batch: Weighted, reci
 
 def _batch(batch, hidden, top):
   """As the training of heads reads texts."""
-  return batches.Batch(tokens=batch.tokens, length=batch.length, start=batch.start, features=None, hidden=hidden, top=top)
+  return batches.Batch(tokens=batch.tokens, length=batch.length, start=batch.start, features=None, hidden=hidden,
+                       top=top)
 
 
 def _of_data(target, hidden, tokens):

@@ -1,10 +1,10 @@
 """A drafter that learns between requests from the places where it was wrong: Online Speculative Decoding.
 
-OSD (arXiv 2310.07177, LiuXiaoxuanPKU/OSD): while requests are served, the places whose draft the target replaced are kept
-with the target's law there; after so many requests the drafter is trained on these places alone, and they are dropped. As
-published the loss is the cross entropy with the target's law and an interval ends in one optimizer step; here `steps` of
-them are taken on the same places, and heads learn like draft models. Within a request nothing changes, so that the text
-stays the target's.
+OSD (arXiv 2310.07177, LiuXiaoxuanPKU/OSD): while requests are served, the places whose draft the target replaced are
+kept with the target's law there; after so many requests the drafter is trained on these places alone, and they are
+dropped. As published the loss is the cross entropy with the target's law and an interval ends in one optimizer step;
+here `steps` of them are taken on the same places, and heads learn like draft models. Within a request nothing changes,
+so that the text stays the target's.
 
 The weights that learn are float32. The optimizer is Adam at a constant rate.
 
@@ -128,8 +128,9 @@ class Online(base.Defaults):
     pad = lambda x: jnp.asarray(np.pad(x, (0, -count % _PLACES)), jnp.int32)
     places = learners.Places(text=pad(text), token=pad(token), depth=pad(depth[text, token] - 1),
                              counted=pad(np.ones(count, np.int32)) > 0)
-    weights, moments = _update(learner.part(self.inner), self.moments, self.frozen, ids, self.kept, places, kind=self.kind,
-                               depths=self.max_depth, steps=self.steps, rate=self.learning_rate, loss=self.loss)
+    weights, moments = _update(learner.part(self.inner), self.moments, self.frozen, ids, self.kept, places,
+                               kind=self.kind, depths=self.max_depth, steps=self.steps, rate=self.learning_rate,
+                               loss=self.loss)
     return after.replace(inner=learner.put(self.inner, weights), moments=moments)
 
   def forget(self):
@@ -172,8 +173,9 @@ def online(target, inner, *, requests: int = 8, steps: int = 4, learning_rate: f
   frozen = shifts.Frozen(embedding=target.weights.embedding, head=head)
   kept = rejections.empty(requests, max_tokens, target.config.width, len(_layers(inner)) * target.config.width,
                           target.weights.embedding.dtype)
-  return Online(inner=learner.put(inner, weights), first=weights, moments=optax.scale_by_adam().init(weights), frozen=frozen,
-                kept=kept, filled=jnp.int32(0), kind=kind, steps=steps, learning_rate=learning_rate, loss=loss)
+  return Online(inner=learner.put(inner, weights), first=weights, moments=optax.scale_by_adam().init(weights),
+                frozen=frozen, kept=kept, filled=jnp.int32(0), kind=kind, steps=steps, learning_rate=learning_rate,
+                loss=loss)
 
 
 def divergence(weights, frozen: shifts.Frozen, ids, texts: rejections.Rejections, places: learners.Places, *, kind: str,

@@ -19,7 +19,7 @@ class Rejections:
   """Texts, cut at S tokens."""
   tokens: jax.Array    # i32[B, S]
   length: jax.Array    # i32[B]; tokens that are kept
-  depth: jax.Array     # i32[B, S]; at token t: i + 1 if the i-th draft of a chain, for token t + 1, was wrong; 0 elsewhere
+  depth: jax.Array     # i32[B, S]; at token t: i + 1 if the i-th draft of a chain, for token t + 1, was wrong; else 0
   hidden: jax.Array    # f[B, S, D]; behind the target's final norm
   features: jax.Array  # f[B, S, F]
 
@@ -39,7 +39,8 @@ class Rejections:
     if committed.path is None:
       return found
     judged = jnp.minimum(committed.count, committed.drafted)
-    wrong = (drafted != committed.following[:, :drafted.shape[1]]) & (jnp.arange(drafted.shape[1])[None] < judged[:, None])
+    places = jnp.arange(drafted.shape[1])[None]
+    wrong = (drafted != committed.following[:, :drafted.shape[1]]) & (places < judged[:, None])
     first = jnp.argmax(wrong, axis=1)
     place = jnp.take_along_axis(committed.positions, first[:, None], axis=1)[:, 0]
     place = jnp.where(wrong.any(1), place, size)

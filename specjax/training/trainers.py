@@ -131,8 +131,8 @@ def train_draft_model(target, draft, data: texts.Texts, recipe: distill.Recipe, 
   """
   proposers.base.same_vocabulary(target, draft)
   if draft.max_context < data.max_tokens:
-    raise ValueError(f"max_tokens={data.max_tokens}: the draft model's context has {draft.max_context} tokens; texts must "
-                     "be cut there or before")
+    raise ValueError(f"max_tokens={data.max_tokens}: the draft model's context has {draft.max_context} tokens; texts "
+                     "must be cut there or before")
   drawing, loss = proposers.Drawing(sampled=recipe.temperature > 0), functools.partial(distill.loss, recipe=recipe)
   return Trainer(params=jax.tree.map(lambda x: jnp.array(x, jnp.float32), draft), loss=loss, measure=loss,
                  arguments=(target,), batch=lambda step: data.batch(step, seed), evaluation=data.evaluation,
@@ -156,7 +156,8 @@ def train_joint(target, heads: Any, data: texts.Texts, ids: np.ndarray, recipe: 
                                       heads=_trainable(heads)),
                  loss=loss, measure=loss, arguments=(target, jnp.asarray(ids)),
                  batch=lambda step: medusa2.weighted(data.batch(step, seed), schedule, recipe, step),
-                 evaluation=lambda: [medusa2.weighted(batch, schedule, recipe, schedule.steps) for batch in data.evaluation()],
+                 evaluation=lambda: [medusa2.weighted(batch, schedule, recipe, schedule.steps)
+                                     for batch in data.evaluation()],
                  head=made_of,
                  proposer=lambda joint: proposers.Medusa(head=joint.heads, num_tokens=heads.config.heads))
 

@@ -89,7 +89,8 @@ def sentencepiece(**values):
   types = np.array([2, 3, 3] + [6] * 256 + [1] * 5, np.int32)
   keyed = {"model": "llama", "tokens": tokens, "token_type": types, "eos_token_id": 2, "bos_token_id": 1,
            "scores": np.array([0.0] * 259 + [-9, -8, -7, -1, -2], np.float32), **values}
-  return Tokenizer.from_gguf(GGUFHeader(pathlib.Path("m.gguf"), 0, {f"tokenizer.ggml.{k}": v for k, v in keyed.items()}, {}))
+  named = {f"tokenizer.ggml.{key}": value for key, value in keyed.items()}
+  return Tokenizer.from_gguf(GGUFHeader(pathlib.Path("m.gguf"), 0, named, {}))
 
 
 @pytest.mark.parametrize("adds_space", [True, False])

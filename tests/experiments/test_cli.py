@@ -145,7 +145,8 @@ WITH |= {"hierarchical_small": ["--methods=hierarchical", f"--draft={programs.TI
 WITH |= {"verify_costs": ["--methods=auto_lookup"],
          "draft_cost": ["--methods=early_exit", "--draft_length=renewal"]}
 WITH |= {"online": ["--methods=online", "--medusa_head={dir}/medusa"],
-         **{f"online_{name}": ["--methods=online", "--eagle3_head={dir}/eagle3"] for name in ("requests", "steps", "rate")}}
+         **{f"online_{name}": ["--methods=online", "--eagle3_head={dir}/eagle3"]
+            for name in ("requests", "steps", "rate")}}
 SELECTS = {"pair": {"target", "draft"}}  # a flag that stands for others
 NOT_SETTINGS = {"outdir", "overwrite", "resume", "costs"}
 

@@ -1,4 +1,4 @@
-"""A draft model from layers of a target, as a user trains it: the run, its folder, a second start, and what is refused."""
+"""A draft model from layers of a target, as a user trains it: a run, its folder, a second start, what is refused."""
 import json
 
 import numpy as np

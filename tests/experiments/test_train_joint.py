@@ -41,8 +41,10 @@ def root(tmp_path_factory):
 @pytest.fixture(scope="module")
 def ended(root, tmp_path_factory):
   def run(outdir, *flags, data="data", ids=("--draft_vocab=40",)):
-    return ["train_joint", [TARGET, "--steps=4", "--heads_first=2", "--heads=2", "--batch_tokens=512", "--max_tokens=64",
-                            "--learning_rate=0.001", *ids, f"--corpus={root / data}", f"--outdir={root / outdir}", *flags]]
+    return ["train_joint", [TARGET, "--steps=4", "--heads_first=2", "--heads=2", "--batch_tokens=512",
+                            "--max_tokens=64", "--learning_rate=0.001", *ids, f"--corpus={root / data}",
+                            f"--outdir={root / outdir}",
+                            *flags]]
 
   start = f"--start_from={root / 'first' / 'head'}"
   cases = {

@@ -1,5 +1,5 @@
-"""DistillSpec's training of a draft model: its loss by definition, texts of the drafter's own, runs that are killed, and
-a drafter that learns, from its own texts, too."""
+"""DistillSpec's training of a draft model: its loss by definition, texts of the drafter's own, runs that are killed,
+and a drafter that learns, from its own texts, too."""
 import dataclasses
 
 import jax
@@ -106,8 +106,9 @@ def test_a_chain_is_accepted_as_far_as_all_of_its_places_are(some, temperature):
 
 def test_the_gradient_is_that_of_the_loss_and_reaches_every_weight_of_the_drafter_alone(some):
   small = dataclasses.replace(RECIPE, loss="kl")
-  value = jax.jit(lambda p, t: distill.loss(p, t, some, small)[0])
-  gradient, of_target = jax.jit(jax.grad(lambda p, t: distill.loss(p, t, some, small)[0], argnums=(0, 1)))(DRAFT, TARGET)
+  loss = lambda p, t: distill.loss(p, t, some, small)[0]
+  value = jax.jit(loss)
+  gradient, of_target = jax.jit(jax.grad(loss, argnums=(0, 1)))(DRAFT, TARGET)
   for leaf in jax.tree.leaves(gradient):
     assert float(jnp.abs(leaf).max()) > 0
   assert not any(jnp.abs(leaf).max() > 0 for leaf in jax.tree.leaves(of_target))
@@ -234,7 +235,8 @@ def test_a_drafter_learns_and_more_of_its_drafts_are_accepted(data, tmp_path, lo
   rates = []
   for weights in (trainer.params, params):
     result = drivers.generate(TARGET, trainer.proposer(trainer.head(weights)), prompts,
-                              sampling.SamplingParams(temperature=1.0), max_new_tokens=60, verifier=verifiers.Rejection())
+                              sampling.SamplingParams(temperature=1.0), max_new_tokens=60,
+                              verifier=verifiers.Rejection())
     rates.append(result.counters.output_tokens.sum() / result.counters.steps.sum())
   assert rates[1] > rates[0]
 

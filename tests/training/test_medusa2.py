@@ -29,8 +29,9 @@ PARAMS = medusa2.Joint(target=OTHER, heads=tiny.medusa(TARGET, IDS, heads=2).rep
 @pytest.fixture(scope="module")
 def some():
   rng = np.random.default_rng(3)
-  return medusa2.Weighted(tokens=rng.integers(0, 24, (4, 32)).astype(np.int32), length=np.array([30, 17, 0, 32], np.int32),
-                          start=np.array([5, 0, 0, 12], np.int32), weight=np.float32(0.3), joint=np.float32(1))
+  return medusa2.Weighted(tokens=rng.integers(0, 24, (4, 32)).astype(np.int32),
+                          length=np.array([30, 17, 0, 32], np.int32), start=np.array([5, 0, 0, 12], np.int32),
+                          weight=np.float32(0.3), joint=np.float32(1))
 
 
 def states(model, row):
@@ -126,7 +127,8 @@ def data(tmp_path_factory):
 
 def train(data, folder, schedule, recipe=medusa2.Recipe(), **options):
   trainer = trainers.train_joint(TARGET, medusa.init(TARGET, IDS, 2), data, IDS, recipe, schedule, 0)
-  params = loop.run(folder, trainer.params, trainer.loss, trainer.batch, schedule, arguments=trainer.arguments, **options)
+  params = loop.run(folder, trainer.params, trainer.loss, trainer.batch, schedule, arguments=trainer.arguments,
+                    **options)
   return trainer, params
 
 
