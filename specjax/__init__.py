@@ -10,10 +10,11 @@ from specjax.drivers import generate
 from specjax.drivers import GenerateResult
 from specjax.drivers import stream
 from specjax.loading import load
+from specjax.loading import save
 from specjax.sampling_params import SamplingParams
 from specjax.tree import TokenTree
 
 __version__ = "0.1.0"
 
 __all__ = ["Automaton", "Delta", "GenerateResult", "SamplingParams", "TokenTree", "checkpoints", "generate", "load",
-           "load_head", "proposers", "save_head", "stream", "verifiers"]
+           "load_head", "proposers", "save", "save_head", "stream", "verifiers"]

@@ -1,5 +1,6 @@
-"""From a name to a model: weights, configuration and tokenizer, put together as a target."""
+"""From a name to a model, weights, configuration and tokenizer put together as a target; and from it to a folder."""
 from specjax import checkpoints
+from specjax.checkpoints import folder_writer
 from specjax.models import decoder
 
 
@@ -18,3 +19,16 @@ def load(name: str, *, dtype=None):
   """
   config, weights, tokenizer = checkpoints.load(name, dtype=dtype)
   return decoder.Decoder(weights=weights, config=config), tokenizer
+
+
+def save(folder, model: decoder.Decoder, tokenizer: checkpoints.Tokenizer, *, dtype=None) -> None:
+  """Writes a decoder and its tokenizer as a Hugging Face folder, which `load` reads.
+
+  Args:
+    folder: made if need be.
+    dtype: of the weights written; as they are by default.
+
+  Raises:
+    ValueError: what cannot be written, and why; see `checkpoints.folder_writer`.
+  """
+  folder_writer.write_folder(folder, model.config, model.weights, tokenizer, dtype=dtype)

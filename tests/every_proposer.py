@@ -13,6 +13,7 @@ from specjax import verifiers
 from specjax.proposers import recycling
 from specjax.proposers import shared_tokens
 from specjax.testing import tiny
+from specjax.training import online
 import tiny_tokenizers
 
 VOCAB = 6
@@ -101,6 +102,8 @@ ENTRIES = [
     Entry("fallback on a head", proposers.Fallback((NGRAM, proposers.Eagle(head=EAGLE3, num_tokens=3))), DECODER),
     Entry("shared tokens", shared_tokens.shared_tokens(MODEL, LETTERS, OTHER_LETTERS, num_tokens=3)),
     Entry("retokenised", proposers.Retokenised(MODEL, LETTERS, OTHER_LETTERS, num_tokens=3)),
+    Entry("online", online.online(DECODER, proposers.DraftModel(model=DECODER.keep((0, 1)), num_tokens=3)), DECODER),
+    Entry("online, drawn", online.online(DECODER, proposers.Medusa(head=MEDUSA, num_tokens=3, drawing=DRAWN)), DECODER),
     Entry("mixture", proposers.Mixture((NGRAM, proposers.DraftModel(model=MODEL, num_tokens=2)))),
     Entry("hierarchical", proposers.Hierarchical(small=NGRAM, middle=MODEL, num_tokens=3)),
     Entry("hierarchical, drawn", proposers.Hierarchical(small=NGRAM, middle=MODEL, num_tokens=3, drawing=DRAWN)),

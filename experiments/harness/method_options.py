@@ -94,11 +94,31 @@ PARD = flags.DEFINE_string("pard_model", None, "Draft model trained on masks: a 
                            "a Hub id.")
 CONFIDENCE = flags.DEFINE_float("dspark_confidence", 0.0, "dspark: a chain ends before a token whose chance of "
                                 "acceptance its confidence head gives less; 0: never.", lower_bound=0, upper_bound=1)
-ALL = (EAGLE, EAGLE3, MEDUSA, HYDRA, DFLASH, DSPARK, PEAGLE, PARD, CONFIDENCE, MTP, DRAFT_TOKENS, MAX_NGRAM, MIN_NGRAM,
+ONLINE = flags.DEFINE_string("online", "eagle3", "The method that learns from its rejected drafts in online: "
+                             "draft_model, eagle3 or medusa, of chains.")
+ONLINE_REQUESTS = flags.DEFINE_integer("online_requests", 8, "online: the drafter learns after so many requests.",
+                                       lower_bound=1)
+ONLINE_STEPS = flags.DEFINE_integer("online_steps", 4, "online: optimizer steps each time.", lower_bound=1)
+ONLINE_RATE = flags.DEFINE_float("online_rate", 1e-4, "online: learning rate.", lower_bound=1e-12)
+ALL = (ONLINE, ONLINE_REQUESTS, ONLINE_STEPS, ONLINE_RATE,
+       EAGLE, EAGLE3, MEDUSA, HYDRA, DFLASH, DSPARK, PEAGLE, PARD, CONFIDENCE, MTP, DRAFT_TOKENS, MAX_NGRAM, MIN_NGRAM,
        MATCH, SOURCE, OVERLAP, LOOKUP_TREE, MIN_SCORE, STORE, DATASTORE, FALLBACK, DRAFT, EXIT_LAYER, SKIPPED,
        WINDOW, LOOKAHEAD_NGRAM, GUESSES, SMALL, MIXTURE, NODES, SHAPE, ACCEPTANCE, CHILDREN, DEPTH, BEAM,
        SAMPLED, TEMPERATURE, TOP_K, TOP_P, LENGTH, THRESHOLD, COSTS, COST)
 _loaded, _heads = {}, {}
+
+
+def uses_only(*used) -> None:
+  """Refuses flags of this module for a program that builds no methods, but for those `used`.
+
+  Raises:
+    ValueError: names the flag and those that are used.
+  """
+  names = [flag.name for flag in used]
+  for flag in ALL:
+    if flag.name not in names and not flags.FLAGS[flag.name].using_default_value:
+      raise ValueError(f"--{flag.name} is an option of methods, and this experiment makes no use of it; of those it "
+                       f"takes {', '.join(f'--{name}' for name in names)}")
 
 
 def tokens(default: int) -> int:

@@ -12,6 +12,7 @@ from specjax import proposers
 from specjax import static_trees
 from specjax.proposers import recycling
 from specjax.proposers import shared_tokens
+from specjax.training import online
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,6 +187,11 @@ def _pard(given):
                         length=options.length_rule())
 
 
+def _online(given):
+  return online.online(given.target, build(options.ONLINE.value, given), requests=options.ONLINE_REQUESTS.value,
+                       steps=options.ONLINE_STEPS.value, learning_rate=options.ONLINE_RATE.value)
+
+
 def _mixture(given):
   return proposers.Mixture(tuple(build(name, given) for name in options.MIXTURE.value),
                            node_budget=options.NODES.value)
@@ -258,6 +264,8 @@ _METHODS = {
     "shared_tokens": Method(_shared_tokens, _CHAIN, needs=options.DRAFT, samples=_drawn),
     "retokenised": Method(_retokenised, _TOKENS + _LENGTH, needs=options.DRAFT),
     "hierarchical": Method(_hierarchical, _TOKENS + _DRAWING, needs=options.DRAFT, parts=options.SMALL, samples=_drawn),
+    "online": Method(_online, (options.ONLINE_REQUESTS, options.ONLINE_STEPS, options.ONLINE_RATE),
+                     parts=options.ONLINE, samples=lambda: _METHODS[options.ONLINE.value].samples()),
     "mixture": Method(_mixture, _TREE, parts=options.MIXTURE,
                       samples=lambda: any(_METHODS[name].samples() for name in options.MIXTURE.value)),
     "fallback": Method(_fallback, parts=options.FALLBACK,
@@ -304,7 +312,7 @@ def _missing(name):
     return None
   parts, flag = _parts(name), _METHODS[name].parts
   possible = [other for other in NAMES if other != "plain" and _METHODS[other].parts is None]
-  least = 1 if name == "hierarchical" else 2
+  least = 1 if name in ("hierarchical", "online") else 2
   if flag is not None and (len(parts) < least or len(set(parts)) < len(parts) or set(parts) - set(possible)):
     wrong = next((part for part in parts if part not in possible), None)
     raise ValueError(f"--{flag.name}={','.join(parts)}: " + (f"{wrong!r} cannot be part of {name}; " if wrong else

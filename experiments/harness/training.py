@@ -1,7 +1,5 @@
 """A training run of a head: features, draft vocabulary, the loop with its progress and curves, the head that results."""
 import dataclasses
-import functools
-import json
 import pathlib
 
 import numpy as np
@@ -10,6 +8,7 @@ import tqdm
 import specjax
 from experiments.harness import model_card
 from experiments.harness import training_curves
+from experiments.harness import training_progress
 from specjax.checkpoints import heads
 from specjax.training import batches
 from specjax.training import corpus
@@ -34,7 +33,6 @@ HEADS = {"eagle3": ("passes",), "eagle": ("passes", "noise"), "mtp": ("passes", 
          "hydra": ("heads", "blocks", "prefix_attention"), "dflash": ("block", "head_layers", "causal"),
          "dspark": ("block", "head_layers", "markov_rank"), "peagle": ("depths", "head_layers")}
 PASSES = {"eagle3": 4, "eagle": 1, "mtp": 3}
-_PROMPTS, _NEW_TOKENS = 12, 64  # held-out prompts that are drafted for, and output tokens of each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,13 +77,7 @@ def check_read(job: Job, given) -> None:
     raise ValueError(f"--draft_vocab={job.draft_vocab}: the head of --start_from={job.start} has its ids; leave it out")
   if job.loss == losses.TEXT and job.head not in _FROM_TEXT:
     raise ValueError(f"--loss={job.loss} is for --head={' or '.join(_FROM_TEXT)}, and this is --head={job.head}")
-  path = pathlib.Path(job.outdir) / "config.json"
-  if path.exists():
-    known, wanted = json.loads(path.read_text()), _facts(job)
-    wrong = sorted(key for key in wanted if known.get(key) != wanted[key])
-    if wrong:
-      raise ValueError(f"{job.outdir} holds a run with {wrong[0]}={known.get(wrong[0])!r}, not {wanted[wrong[0]]!r}: go "
-                       "on with the flags that began it, or choose another folder")
+  training_progress.check_folder(job.outdir, _facts(job))
 
 
 def run(job: Job) -> dict:
@@ -107,35 +99,18 @@ def run(job: Job) -> dict:
     raise ValueError(f"{', '.join(job.corpora)}: one in {data.held_out} sequences is held out, and these are too few; "
                      "write more")
   trainer, covered = _trainer(job, target, data, start)
-  folder = _folder(job, data)
+  folder = training_progress.open_folder(job.outdir, _facts(job), data)
   steps = job.steps or max(round(job.epochs * data.epoch_steps()), 1)
   schedule = loop.Schedule(steps=steps, learning_rate=job.learning_rate)
-  evaluate_text, prompts = trainers.held_out(trainer), _prompts(data, target.max_context - _NEW_TOKENS)
+  evaluate_text, prompts = trainers.held_out(trainer), training_progress.prompts(data, target)
   print(f"{data.training_tokens} tokens, {steps} steps, draft ids hold {covered:.1%} of the tokens", flush=True)
 
   def evaluate(step, params):
     del step
-    proposer = trainer.proposer(trainer.head(params))
-    counted = [specjax.generate(target, proposer, [prompt], max_new_tokens=_NEW_TOKENS) for prompt in prompts]
-    total = lambda name: sum(int(np.sum(getattr(result.counters, name))) for result in counted)
-    return evaluate_text(params) | {"tokens_per_step": total("output_tokens") / max(total("steps"), 1)}
+    return evaluate_text(params) | training_progress.drafted(target, trainer.proposer(trainer.head(params)), prompts)
 
-  with tqdm.tqdm(total=steps, desc=f"training {job.head}", unit="step") as bar:
-    def report(row):
-      if not bar.n:
-        bar.initial = bar.n = row["step"]  # where a run goes on
-      shown = {"loss": f"{row['loss']:.3f}", **{f"acc{i}": f"{row[f'accuracy_{i}']:.2f}" for i in range(3)
-                                                if f"accuracy_{i}" in row}}
-      if "held_out/tokens_per_step" in row:
-        bar.write(f"step {row['step'] + 1}: held-out text {row['held_out/expected_tokens']:.3f} expected, prompts "
-                  f"{row['held_out/tokens_per_step']:.3f} tokens a step")
-        if row["step"] + 1 < steps:  # drawn once more at the end
-          training_curves.draw(loop.read_metrics(folder), folder / "curves.png", job.head)
-      bar.set_postfix(shown)
-      bar.update()
-
-    params = loop.run(folder, trainer.params, trainer.loss, trainer.batch, schedule, arguments=trainer.arguments,
-                      evaluate_every=job.evaluate_every, evaluate=evaluate, report=report)
+  params = training_progress.train(folder, trainer, schedule, title=job.head, evaluate_every=job.evaluate_every,
+                                   evaluate=evaluate)
   head = trainer.head(params)
   if job.head in ("medusa", "hydra") and data.held:
     ids = np.arange(target.config.num_tokens) if head.ids is None else np.asarray(head.ids)
@@ -206,29 +181,6 @@ def _start(job, target):
     raise ValueError(f"--start_from={job.start} has logits of {head.config.draft_vocab} ids, which fill up the "
                      f"target's {target.config.num_tokens}: training goes on only from heads that name their ids")
   return head
-
-
-def _folder(job, data):
-  """The run folder, with the facts of the run. Raises ValueError where a run began with other data."""
-  folder = pathlib.Path(job.outdir)
-  folder.mkdir(parents=True, exist_ok=True)
-  path, facts = folder / "config.json", _facts(job) | {"training_tokens": data.training_tokens,
-                                                                "corpus_tokens": data.corpus_tokens}
-  known = json.loads(path.read_text()) if path.exists() else facts
-  if known.get("corpus_tokens") != facts["corpus_tokens"]:  # draft ids and what is held out follow from all of them
-    raise ValueError(f"{folder} holds a run that began with {known.get('corpus_tokens')} tokens of text, and the corpus "
-                     f"has {facts['corpus_tokens']} now: choose another folder")
-  corpus.write_whole(path, lambda file: file.write(json.dumps(facts, indent=1).encode()))
-  return folder
-
-
-def _prompts(data, most):
-  """Beginnings of held-out sequences, evenly spaced: the prompt, of plain text one half; `most` tokens at most."""
-  read, found = functools.cache(corpus.read), []
-  for folder, index, which, length in data.held[::max(len(data.held) // _PROMPTS, 1)][:_PROMPTS]:
-    sequences = read(folder, index)
-    found.append(sequences[which][:min(int(sequences.starts[which]) or length // 2, most)].tolist())
-  return found
 
 
 def _facts(job):

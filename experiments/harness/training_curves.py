@@ -23,6 +23,10 @@ def draw(rows: list[dict], path: pathlib.Path, title: str) -> None:
     middle.plot([row["step"] + 1 for row in evaluated], [row[f"held_out/accuracy_{depth}"] for row in evaluated], "o-",
                 color=f"C{depth}", markersize=3, label=f"depth {depth + 1}")
     depth += 1
+  rated = [row for row in evaluated if "held_out/acceptance" in row]
+  if rated:
+    middle.plot([row["step"] + 1 for row in rated], [row["held_out/acceptance"] for row in rated], "s--", color="0.3",
+                markersize=3, label="acceptance of every place")
   middle.set(xlabel="step", ylabel="accuracy", title="given all above right (points: held out)")
   middle.legend(fontsize=7)
   for name, label in (("expected_tokens", "held-out text"), ("tokens_per_step", "held-out prompts, measured")):

@@ -71,6 +71,26 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
           "bos_id": ids.get("bos_token"), "chat_template": _chat_template(folder, settings), "special_tokens": texts}
 
 
+def written(backend, *, byte_level: bool, strip: bool, eos_ids, chat_template: str | None,
+            special_tokens) -> dict[str, str]:
+  """Texts of tokenizer.json, tokenizer_config.json, generation_config.json, of which `read` makes the same tokenizer.
+
+  Arguments as of `Tokenizer`; `bos_id` follows from the special tokens.
+  """
+  described = json.loads(backend.to_str())
+  steps = (described.get("decoder") or {}).get("decoders", [])
+  # Other sources say apart from the decoder that a leading space is dropped; the file says so by a step of it.
+  if strip and not byte_level and steps and not any(step["type"] == "Strip" for step in steps):
+    steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+  settings = {"tokenizer_class": "PreTrainedTokenizerFast", **special_tokens}
+  if chat_template is not None:
+    settings["chat_template"] = chat_template
+  ids = sorted(eos_ids)
+  show = lambda value: json.dumps(value, ensure_ascii=False, indent=2) + "\n"
+  return {"tokenizer.json": show(described), "tokenizer_config.json": show(settings),
+          "generation_config.json": show({"eos_token_id": ids[0] if len(ids) == 1 else ids or None})}
+
+
 def _text(token) -> str:
   return token["content"] if isinstance(token, dict) else token
 

@@ -163,6 +163,13 @@ class Tokenizer:
       listed[index] = token
     return listed
 
+  def files(self) -> dict[str, str]:
+    """The texts of the files that `from_folder` reads this tokenizer from, by name."""
+    from specjax.checkpoints import folder_vocabulary
+    return folder_vocabulary.written(self._backend, byte_level=self._byte_level, strip=self._strip,
+                                     eos_ids=self.eos_ids, chat_template=self._template,
+                                     special_tokens=self._special_tokens)
+
   def token_bytes(self, index: int, *, skip_special_tokens: bool = True) -> bytes:
     """The bytes that an id adds to the text; raises ValueError for an id outside of the vocabulary."""
     if skip_special_tokens and index in self._special_ids:

@@ -37,8 +37,8 @@ class Schedule:
 
 
 def run(folder, params: Any, loss: Callable, batch: Callable, schedule: Schedule, *, arguments: tuple = (),
-        save_every: int = 100, evaluate_every: int = 0, evaluate: Callable | None = None,
-        report: Callable | None = None) -> Any:
+        prepare: Callable | None = None, save_every: int = 100, evaluate_every: int = 0,
+        evaluate: Callable | None = None, report: Callable | None = None) -> Any:
   """Trains, from the last checkpoint of `folder` if it has one.
 
   Args:
@@ -46,6 +46,8 @@ def run(folder, params: Any, loss: Callable, batch: Callable, schedule: Schedule
     params: the weights at step 0, a pytree of float arrays.
     loss: (params, *arguments, batch) -> (loss, metrics), traced.
     batch: step -> batch. arguments: what the loss reads besides; arrays, not traced in as constants.
+    prepare: (step, params, batch) -> what the loss reads in its place, on the host: for data that the weights
+      themselves make. What it draws must follow from the step.
     evaluate: (step, params) -> dictionary of numbers, every `evaluate_every` steps and at the end.
     report: called with each row of metrics.
 
@@ -73,7 +75,8 @@ def run(folder, params: Any, loss: Callable, batch: Callable, schedule: Schedule
   params, moments = state["params"], state["optimizer"]
   for step in range(int(state["step"]), schedule.steps):
     begin = time.perf_counter()
-    params, moments, found = update(params, moments, arguments, batch(step))
+    given = batch(step) if prepare is None else prepare(step, params, batch(step))
+    params, moments, found = update(params, moments, arguments, given)
     row = {"step": step, **{name: float(x) for name, x in jax.device_get(found).items()},
            "seconds": time.perf_counter() - begin}
     broken = [name for name in ("loss", "gradient_norm") if not np.isfinite(row[name])]

@@ -24,6 +24,16 @@ def reverse_kl(log_q: jax.Array, p: jax.Array) -> jax.Array:
   return (jnp.exp(log_q) * (_finite(log_q) - _log(p))).sum(-1)
 
 
+def jensen_shannon(log_q: jax.Array, p: jax.Array) -> jax.Array:
+  """The mean of KL(p || m) and KL(q || m), m the mean of the laws p and q, not of their logarithms: from 0 to log 2.
+
+  DistillSpec's JSD[beta] (arXiv 2310.08461) at beta = 0.5.
+  """
+  q = jnp.exp(log_q)
+  log_m = _log((p + q) / 2)
+  return 0.5 * (p * (_log(p) - log_m) + q * (_finite(log_q) - log_m)).sum(-1)
+
+
 def total_variation(log_q: jax.Array, p: jax.Array) -> jax.Array:
   """One half of sum |p - q|: 1 less the chance that a draw from q is accepted."""
   return 0.5 * jnp.abs(p - jnp.exp(log_q)).sum(-1)
@@ -56,7 +66,7 @@ def smooth_l1(x: jax.Array, y: jax.Array) -> jax.Array:
 
 TEXT = "text_ce"  # stands for -log q of the text's own token, of heads that `by_depth` trains
 BY_NAME = {"soft_ce": soft_cross_entropy, "ce": cross_entropy, "kl": forward_kl, "reverse_kl": reverse_kl,
-           "tv": total_variation, "lk": likelihood, "dspark": dspark}
+           "jsd": jensen_shannon, "tv": total_variation, "lk": likelihood, "dspark": dspark}
 
 
 def mean(values: jax.Array, counted: jax.Array) -> jax.Array:

@@ -14,14 +14,17 @@ from specjax import proposers
 from specjax.models.hydra import HydraHead
 from specjax.training import batches
 from specjax.training import dflash
+from specjax.training import distill
 from specjax.training import dspark
 from specjax.training import eagle
 from specjax.training import eagle3
 from specjax.training import hydra
 from specjax.training import medusa
+from specjax.training import medusa2
 from specjax.training import mtp
 from specjax.training import peagle
 from specjax.training import shifts
+from specjax.training import texts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Trainer:
     measure: the loss over answers alone, whatever it is trained on, so that runs can be compared.
     batch: step -> what the loss takes. evaluation: the same of held-out sequences, all of them.
     head: params -> the head. proposer: head -> a proposer of chains.
+    prepare: see `loop.run`.
   """
   params: Any
   loss: Callable
@@ -42,6 +46,7 @@ class Trainer:
   evaluation: Callable
   head: Callable
   proposer: Callable
+  prepare: Callable | None = None
 
 
 def layers_of_eagle3(layers: int) -> tuple[int, ...]:
@@ -140,6 +145,45 @@ def train_dspark(target, data: batches.Data, ids: np.ndarray, recipe: dspark.Rec
                               key=jax.random.key(seed))
   return _blocks(head, dspark.loss, target, data, ids, recipe, seed, anchors,
                  lambda head: proposers.DSpark(head=head, num_tokens=block))
+
+
+def train_draft_model(target, draft, data: texts.Texts, recipe: distill.Recipe, seed: int) -> Trainer:
+  """A draft model, from `draft`, a decoder with the target's ids; its weights are copied where they are the target's.
+
+  Raises:
+    ValueError: it has another number of ids, or a shorter context than the data's texts.
+  """
+  proposers.base.same_vocabulary(target, draft)
+  if draft.max_context < data.max_tokens:
+    raise ValueError(f"max_tokens={data.max_tokens}: the draft model's context has {draft.max_context} tokens; texts "
+                     "must be cut there or before")
+  drawing, loss = proposers.Drawing(sampled=recipe.temperature > 0), functools.partial(distill.loss, recipe=recipe)
+  return Trainer(params=jax.tree.map(lambda x: jnp.array(x, jnp.float32), draft), loss=loss, measure=loss,
+                 arguments=(target,), batch=lambda step: data.batch(step, seed), evaluation=data.evaluation,
+                 prepare=lambda step, params, batch: distill.prepare(step, params, batch, recipe, seed),
+                 head=lambda params: jax.tree.map(lambda x, like: x.astype(like.dtype), params, draft),
+                 proposer=lambda head: proposers.DraftModel(model=head, num_tokens=recipe.drafted, drawing=drawing))
+
+
+def train_joint(target, heads: Any, data: texts.Texts, ids: np.ndarray, recipe: medusa2.Recipe,
+                schedule: medusa2.Schedule, seed: int) -> Trainer:
+  """A target together with Medusa's heads on it, from `heads` of `ids` i32[U]; `head` and `proposer` take a
+  `medusa2.Joint` of a new target and its heads."""
+  first = medusa2.Joint(target=target, heads=heads)
+  loss = functools.partial(medusa2.loss, recipe=recipe)
+
+  def made_of(params):
+    return medusa2.Joint(target=jax.tree.map(lambda x, like: x.astype(like.dtype), params.target, first.target),
+                         heads=_made_of(heads, params.heads))
+
+  return Trainer(params=medusa2.Joint(target=jax.tree.map(lambda x: jnp.array(x, jnp.float32), target),
+                                      heads=_trainable(heads)),
+                 loss=loss, measure=loss, arguments=(target, jnp.asarray(ids)),
+                 batch=lambda step: medusa2.weighted(data.batch(step, seed), schedule, recipe, step),
+                 evaluation=lambda: [medusa2.weighted(batch, schedule, recipe, schedule.steps)
+                                     for batch in data.evaluation()],
+                 head=made_of,
+                 proposer=lambda joint: proposers.Medusa(head=joint.heads, num_tokens=heads.config.heads))
 
 
 def _blocks(head, loss, target, data, ids, recipe, seed, anchors, proposer):

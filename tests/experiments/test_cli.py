@@ -97,6 +97,10 @@ FLAGS = {
     "lookahead_guesses": ("3", lambda got: "guesses=3" in str(got["methods"].get("lookahead"))),
     "hierarchical_small": ("suffix", lambda got: "small=Suffix(" in str(got["methods"].get("hierarchical"))),
     "mixture": ("suffix,ngram", lambda got: "Mixture(proposers=(Suffix(" in str(got["methods"].get("mixture"))),
+    "online": ("medusa", lambda got: "Online(inner=Medusa(" in str(got["methods"].get("online"))),
+    "online_requests": ("3", lambda got: "tokens=(3, 512)" in str(got["methods"].get("online"))),
+    "online_steps": ("7", lambda got: "steps=7" in str(got["methods"].get("online"))),
+    "online_rate": ("0.25", lambda got: "learning_rate=0.25" in str(got["methods"].get("online"))),
     "verify_costs": ("1,1,1,2,3,4", lambda got: "verify_costs=(1.0, 1.0, 1.0, 2.0, 3.0, 4.0)" in
                      str(got["methods"].get("auto_lookup"))),
     "draft_cost": ("0.125", lambda got: "draft_cost=0.125" in str(got["methods"].get("early_exit"))),
@@ -145,6 +149,9 @@ WITH |= {"hierarchical_small": ["--methods=hierarchical", f"--draft={programs.TI
          "mixture": ["--methods=mixture"]}
 WITH |= {"verify_costs": ["--methods=auto_lookup"],
          "draft_cost": ["--methods=early_exit", "--draft_length=renewal"]}
+WITH |= {"online": ["--methods=online", "--medusa_head={dir}/medusa"],
+         **{f"online_{name}": ["--methods=online", "--eagle3_head={dir}/eagle3"]
+            for name in ("requests", "steps", "rate")}}
 SELECTS = {"pair": {"target", "draft"}}  # a flag that stands for others
 NOT_SETTINGS = {"outdir", "overwrite", "resume", "costs"}
 

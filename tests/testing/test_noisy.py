@@ -17,6 +17,7 @@ from specjax import stopping
 from specjax import testing
 from specjax import tree as tree_lib
 from specjax.sampling import SamplingParams
+from specjax.training import online
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 TARGET = testing.DummyTarget(vocab=6, max_context=16)
@@ -154,6 +155,7 @@ def test_without_penalties_nothing_else_is_computed():
 def test_every_drafter_is_in_the_registry():
   exported = {getattr(module, name) for module in (proposers, testing) for name in module.__all__}
   drafters = {x for x in exported if isinstance(x, type) and hasattr(x, "propose") and x is not proposers.Proposer}
+  drafters.add(online.Online)  # stands where training stands
   assert drafters == {type(entry.proposer) for entry in every_proposer.ENTRIES + every_proposer.TESTING}
 
 

@@ -21,9 +21,10 @@ P = RNG.dirichlet(np.full(7, 0.5), 40).astype(np.float32)
 FORMULAS = {
     "soft_ce": -(P * LOG_Q).sum(-1), "ce": -LOG_Q[np.arange(40), P.argmax(-1)],
     "kl": (P * (np.log(P) - LOG_Q)).sum(-1), "reverse_kl": (Q * (LOG_Q - np.log(P))).sum(-1),
+    "jsd": (P * np.log(2 * P / (P + Q)) + Q * np.log(2 * Q / (P + Q))).sum(-1) / 2,
     "tv": np.abs(P - Q).sum(-1) / 2, "lk": -np.log(np.minimum(P, Q).sum(-1)),
     "dspark": -0.1 * LOG_Q[np.arange(40), P.argmax(-1)] + 0.9 * np.abs(P - Q).sum(-1)}
-AT_BEST = {"soft_ce": -(P * np.log(P)).sum(-1), "kl": 0, "reverse_kl": 0, "tv": 0, "lk": 0}
+AT_BEST = {"soft_ce": -(P * np.log(P)).sum(-1), "kl": 0, "reverse_kl": 0, "jsd": 0, "tv": 0, "lk": 0}
 
 
 @functools.cache
@@ -85,6 +86,13 @@ def test_banned_ids_and_impossible_tokens_leave_value_and_gradient_finite(name):
   p[6] = np.eye(7)[0]
   value, gradient = computed(name)(logits, p)
   assert np.isfinite(value).all() and np.isfinite(gradient).all()
+
+
+def test_jensen_shannon_treats_both_laws_alike_and_ends_at_log_2():
+  other = np.asarray(losses.jensen_shannon(np.log(P), Q))
+  np.testing.assert_allclose(computed("jsd")(LOGITS, P)[0], other, rtol=2e-5, atol=1e-6)
+  apart = losses.jensen_shannon(np.log(np.array([1.0, 1e-12], np.float32)), np.array([0.0, 1.0], np.float32))
+  np.testing.assert_allclose(apart, np.log(2), rtol=1e-5)
 
 
 def test_a_drafter_that_is_far_off_is_still_pulled_by_its_acceptance():

@@ -1,0 +1,75 @@
+"""Writes a decoder as a Hugging Face folder, as `safetensors.read_folder` reads it: config.json, tensors, tokenizer."""
+import pathlib
+
+import jax.numpy as jnp
+
+from specjax.checkpoints import assemble
+from specjax.checkpoints import safetensors
+from specjax.checkpoints.errors import CheckpointError
+from specjax.checkpoints.heads import files
+from specjax.checkpoints.tokenizer import Tokenizer
+from specjax.models.config import DecoderConfig
+from specjax.models.weights import DecoderWeights
+
+FILE = "model.safetensors"
+_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+
+
+def write_folder(folder, config: DecoderConfig, weights: DecoderWeights, tokenizer: Tokenizer | None = None, *,
+                 dtype=None) -> None:
+  """Writes config.json, model.safetensors and the tokenizer's files; what was there under these names is replaced.
+
+  Args:
+    folder: made if need be.
+    config, weights: of the decoder; rows that fill the vocabulary up are written, too.
+    tokenizer: None writes none of its files, and the folder is then no model that `load` takes.
+    dtype: of the floats written; None leaves them as they are, and reading them in that type gives the same bits.
+
+  Raises:
+    CheckpointError: the folder holds shards, which a reader would take first, or cannot be written; a family or a
+      layout of rotary pairs that such folders do not have; a tokenizer with more ids than the embedding has rows.
+  """
+  folder = pathlib.Path(folder).expanduser()
+  if (folder / "model.safetensors.index.json").exists():
+    raise CheckpointError(f"{folder}: holds a model in shards, which would be read in place of the one written; choose "
+                          "another folder")
+  if config.family not in _ARCHITECTURES:
+    raise CheckpointError(f"a model of the family {config.family!r} is not written (written: "
+                          f"{', '.join(_ARCHITECTURES)})")
+  if config.rope_layout != "half":
+    raise CheckpointError(f"rope_layout={config.rope_layout!r}: such folders hold rotary pairs as halves; turn the "
+                          "rows of queries and keys first")
+  if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
+    raise CheckpointError(f"the tokenizer has {tokenizer.vocab_size} tokens and the embedding {config.vocab_size} "
+                          "rows: they are not of the same model")
+  texts = {} if tokenizer is None else tokenizer.files()
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+      (folder / name).write_text(text, encoding="utf-8")
+  except OSError as error:
+    raise CheckpointError(f"{folder}: cannot be written ({error})") from error
+  files.write_head(folder, FILE, describe(config), tensors(config, weights), dtype)
+
+
+def tensors(config: DecoderConfig, weights: DecoderWeights) -> dict:
+  """By name, each as it is stored: matrices [out, in], queries, keys, values, gate and up apart."""
+  found = {}
+  for name, place in assemble.places(config, safetensors.NAMES).items():
+    whole = getattr(weights if place.layer is None else weights.layers[place.layer], place.field)
+    found[name] = jnp.asarray(whole)[place.start:place.start + place.shape[0]]
+  return found
+
+
+def describe(config: DecoderConfig) -> dict:
+  """config.json; the base of the rotary angles under both of its names (Transformers 4 and 5)."""
+  ids = list(config.eos_ids)
+  return {
+      "architectures": [_ARCHITECTURES[config.family]], "model_type": config.family, "vocab_size": config.vocab_size,
+      "hidden_size": config.width, "num_hidden_layers": config.layers, "num_attention_heads": config.heads,
+      "num_key_value_heads": config.kv_heads, "head_dim": config.head_width, "intermediate_size": config.mlp_width,
+      "hidden_act": "silu", "rms_norm_eps": config.norm_eps, "rope_theta": config.rope_theta,
+      "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+      "max_position_embeddings": config.max_context, "tie_word_embeddings": config.tied,
+      "eos_token_id": ids[0] if len(ids) == 1 else ids or None,
+      **({"attention_bias": False, "mlp_bias": False} if config.family == "llama" else {"use_sliding_window": False})}
