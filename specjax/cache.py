@@ -3,9 +3,10 @@
 The cache holds committed tokens only: slots `0 .. length - 1` of a row are the keys and values of its first `length`
 tokens. A forward pass reads it and returns the keys and values of its T nodes as an in-flight block; `commit` writes
 the accepted path behind `length`. Nothing is ever rolled back, because rejected tokens were never written. That is
-what keeps ragged batches, sliding windows and recurrent state safe.
+what keeps ragged batches, sliding windows and recurrent state safe. A layer with a window of W tokens keeps a ring: the
+token at position q lies in slot q mod W, of at most W slots (`models.windows` says what is seen of it).
 
-Letters: B batch rows, K key/value heads, S slots, C head width, T nodes, D greatest depth, L layers.
+Letters: B batch rows, K key/value heads, S slots, C head width, T nodes, D greatest depth, L layers, W window.
 """
 import chex
 from flax import struct
@@ -59,13 +60,15 @@ class KVCache:
   Keys are kept transposed, so that scores are a product over rows of both factors: XLA would otherwise transpose all
   of the cache in every step (BUILD.md, Speed).
   """
-  keys: tuple[jax.Array, ...]    # L x [B, K, C, S]
+  keys: tuple[jax.Array, ...]    # L x [B, K, C, S]; of a layer with a window [B, K, C, min(W, S)]
   values: tuple[jax.Array, ...]  # L x [B, K, S, C]
   length: jax.Array              # i32[B]; committed tokens of each row
+  windows: tuple[int | None, ...] = struct.field(pytree_node=False, default=())  # one a layer; () is None everywhere
 
   @property
   def slots(self) -> int:
-    return self.keys[0].shape[3]
+    """Slots of the layer that has most of them."""
+    return max(x.shape[3] for x in self.keys)
 
   def commit(self, block: InFlight, count: jax.Array) -> "KVCache":
     """Writes the first `count` i32[B] nodes of a block (already in path order) behind `length`.
@@ -73,14 +76,19 @@ class KVCache:
     Slots at or beyond S are dropped, never clamped to the last one. A node that is not counted writes nothing.
     """
     chex.assert_equal_shape([self.length, count])
-    nodes = block.keys[0].shape[3]
-    if self.length.shape[0] == 1 and nodes < self.slots:
-      write = _window_write(self.length, count, nodes, self.slots)
-    else:
-      write = _scatter_write(self.length, count, nodes, self.slots)
-    return KVCache(keys=tuple(write(old, new, 3) for old, new in zip(self.keys, block.keys, strict=True)),
-                   values=tuple(write(old, new, 2) for old, new in zip(self.values, block.values, strict=True)),
-                   length=self.length + count)
+    nodes, writers = block.keys[0].shape[3], {}
+
+    def write(old, new, axis, window):
+      slots = old.shape[axis]
+      if (slots, window) not in writers:
+        writers[slots, window] = _writer(self.length, count, nodes, slots, window)
+      return writers[slots, window](old, new, axis)
+
+    windows = self.windows or (None,) * len(self.keys)
+    written = lambda axis, old, new: tuple(write(*layer, axis, window) for *layer, window in zip(
+        old, new, windows, strict=True))
+    return self.replace(keys=written(3, self.keys, block.keys), values=written(2, self.values, block.values),
+                        length=self.length + count)
 
   def empty_block(self, nodes: int) -> InFlight:
     """Room for `nodes` nodes that are in flight; which of them are seen is up to the mask."""
@@ -89,20 +97,38 @@ class KVCache:
 
   def of_layers(self, layers: tuple[int, ...]) -> "KVCache":
     """The same committed tokens, of some layers."""
-    return self.replace(keys=tuple(self.keys[i] for i in layers), values=tuple(self.values[i] for i in layers))
+    return self.replace(keys=tuple(self.keys[i] for i in layers), values=tuple(self.values[i] for i in layers),
+                        windows=tuple(self.windows[i] for i in layers) if self.windows else ())
 
   def grow(self, slots: int) -> "KVCache":
     """The same content in `slots` >= S slots."""
     if slots < self.slots:
       raise ValueError(f"a cache of {self.slots} slots cannot become one of {slots}")
-    more = (0, slots - self.slots)
-    return KVCache(keys=tuple(jnp.pad(x, ((0, 0), (0, 0), (0, 0), more)) for x in self.keys),
-                   values=tuple(jnp.pad(x, ((0, 0), (0, 0), more, (0, 0))) for x in self.values), length=self.length)
+
+    def padded(x, axis, window):
+      # A ring that has fewer than W slots has never begun anew, so its tokens stay where they are.
+      more = (slots if window is None else min(slots, window)) - x.shape[axis]
+      return jnp.pad(x, [(0, more if i == axis else 0) for i in range(4)])
+
+    windows = self.windows or (None,) * len(self.keys)
+    return self.replace(keys=tuple(padded(x, 3, w) for x, w in zip(self.keys, windows, strict=True)),
+                        values=tuple(padded(x, 2, w) for x, w in zip(self.values, windows, strict=True)))
 
 
-def _scatter_write(length, count, nodes, slots):
+def _writer(length, count, nodes, slots, window):
+  """What writes the counted nodes into a layer of so many slots: (buffer, new, axis) -> buffer."""
+  if window is not None and slots == window:
+    # The last W only: two writes of one scatter to a slot have no order.
+    wanted = lambda index: (index < count[:, None]) & (index >= count[:, None] - window)
+    return _scatter_write(length, wanted, lambda place: place % window, nodes, slots)
+  if length.shape[0] == 1 and nodes < slots:
+    return _window_write(length, count, nodes, slots)
+  return _scatter_write(length, lambda index: index < count[:, None], lambda place: place, nodes, slots)
+
+
+def _scatter_write(length, wanted, slot_of, nodes, slots):
   index = jnp.arange(nodes, dtype=jnp.int32)[None]
-  slot = jnp.where(index < count[:, None], length[:, None] + index, slots)
+  slot = jnp.where(wanted(index), slot_of(length[:, None] + index), slots)
   row = jnp.arange(length.shape[0])[:, None]
 
   def write(buffer, new, axis):
@@ -128,8 +154,10 @@ def _window_write(length, count, nodes, slots):
   return write
 
 
-def empty_cache(batch: int, layers: int, kv_heads: int, slots: int, head_width: int, dtype) -> KVCache:
-  """A cache with nothing committed."""
-  return KVCache(keys=tuple(jnp.zeros((batch, kv_heads, head_width, slots), dtype) for _ in range(layers)),
-                 values=tuple(jnp.zeros((batch, kv_heads, slots, head_width), dtype) for _ in range(layers)),
-                 length=jnp.zeros((batch,), jnp.int32))
+def empty_cache(batch: int, layers: int, kv_heads: int, slots: int, head_width: int, dtype,
+                windows: tuple[int | None, ...] = ()) -> KVCache:
+  """A cache with nothing committed; `windows` has one entry a layer, or none at all."""
+  sizes = [slots if window is None else min(slots, window) for window in windows or (None,) * layers]
+  return KVCache(keys=tuple(jnp.zeros((batch, kv_heads, head_width, size), dtype) for size in sizes),
+                 values=tuple(jnp.zeros((batch, kv_heads, size, head_width), dtype) for size in sizes),
+                 length=jnp.zeros((batch,), jnp.int32), windows=windows)

@@ -88,6 +88,36 @@ def _others() -> float:
   return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
+def _packages():
+  """(torch, transformers), quiet, with a thread a core; raises PeersMissingError."""
+  try:
+    import accelerate  # pylint: disable=unused-import
+    import gguf  # pylint: disable=unused-import
+    import torch
+    import transformers
+  except ImportError as error:
+    raise PeersMissingError(
+      f"the comparison needs PyTorch and Transformers ({error}); install them with: pip install -e .[peers]") from error
+  transformers.utils.logging.set_verbosity_error()
+  transformers.utils.logging.disable_progress_bar()
+  torch.set_num_threads(cores())
+  return torch, transformers
+
+
+def load_model(path: pathlib.Path, dtype=None):
+  """(model, torch): a GGUF file or a model folder as Transformers reads it, float32 unless a `dtype` of torch is given.
+
+  Raises:
+    PeersMissingError: PyTorch, Transformers or what it reads GGUF files with is missing.
+  """
+  torch, transformers = _packages()
+  where = (path.parent, {"gguf_file": path.name}) if path.suffix == ".gguf" else (path, {})
+  # Loaded in its type rather than cast: a cast would also round the rotary frequencies, which stay f32 here.
+  model = transformers.AutoModelForCausalLM.from_pretrained(
+      where[0], **where[1], dtype=dtype or torch.float32, attn_implementation="eager" if dtype is None else None)
+  return model.eval(), torch
+
+
 def transformers_arms(path: pathlib.Path, max_new_tokens: int, names: Sequence[str]) -> dict[str, Arm]:
   """Loads the chosen ones of `TRANSFORMERS_ARMS` from a GGUF file or a model folder.
 
@@ -102,24 +132,9 @@ def transformers_arms(path: pathlib.Path, max_new_tokens: int, names: Sequence[s
   Raises:
     PeersMissingError: PyTorch, Transformers or what it reads GGUF files with is missing.
   """
-  try:
-    import accelerate  # pylint: disable=unused-import
-    import gguf  # pylint: disable=unused-import
-    import torch
-    import transformers
-  except ImportError as error:
-    raise PeersMissingError(
-      f"the comparison needs PyTorch and Transformers ({error}); install them with: pip install -e .[peers]") from error
-  transformers.utils.logging.set_verbosity_error()
-  transformers.utils.logging.disable_progress_bar()
-  torch.set_num_threads(cores())
-  where = (path.parent, {"gguf_file": path.name}) if path.suffix == ".gguf" else (path, {})
+  torch, transformers = _packages()
 
-  def load(dtype: torch.dtype) -> torch.nn.Module:
-    # Loaded in its type rather than cast: a cast would also round the rotary frequencies, which stay f32 here.
-    return transformers.AutoModelForCausalLM.from_pretrained(where[0], **where[1], dtype=dtype).eval()
-
-  def make(model: torch.nn.Module, lookup: bool) -> Arm:
+  def make(model, lookup: bool) -> Arm:
     options = {"prompt_lookup_num_tokens": 8, "max_matching_ngram_size": 3} if lookup else {}
 
     def run(ids: Sequence[int]) -> list[int]:
@@ -134,7 +149,7 @@ def transformers_arms(path: pathlib.Path, max_new_tokens: int, names: Sequence[s
   for kind, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
     wanted = [name for name in names if name.startswith(f"transformers {kind}")]
     if wanted:
-      model = load(dtype)
+      model = load_model(path, dtype)[0]
       arms.update({name: make(model, name.endswith("lookup")) for name in wanted})
   return {name: arms[name] for name in names if name in arms}
 

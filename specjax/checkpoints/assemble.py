@@ -1,6 +1,6 @@
 """From the tensors of a checkpoint to a decoder's fused matrices, whatever the file format.
 
-A format says how its tensors are named (`Names`) and how their rows are read (`TensorSource`). This module knows where
+A format says how its tensors are named and how their rows are read (`TensorSource`). This module knows where
 each one goes, refuses a missing, extra or misshapen tensor by name, and fills each destination a few rows at a time
 straight into the memory that the weights keep: loading needs one copy of the weights and two small blocks of rows.
 """
@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.checkpoints import parts
 from specjax.checkpoints.errors import CheckpointError
 from specjax.models.config import DecoderConfig
 from specjax.models.weights import DecoderWeights, LayerWeights
@@ -24,32 +25,6 @@ _CHUNK_VALUES = 1 << 17
 _THREADS = 2
 # XLA on CPU adopts a numpy buffer without a copy when it starts on this boundary.
 _ALIGNMENT = 64
-
-
-@dataclasses.dataclass(frozen=True)
-class Names:
-  """How one format calls the tensors of a decoder; `{}` stands for the layer's number.
-
-  Attributes:
-    embedding, final_norm, head: outside of the layers.
-    attention_norm, query, key, value, attention_out, mlp_norm, gate, up, down: matrices and norms of a layer.
-    query_bias, key_bias, value_bias: read when the configuration has `qkv_bias`.
-  """
-  embedding: str
-  final_norm: str
-  head: str
-  attention_norm: str
-  query: str
-  key: str
-  value: str
-  query_bias: str
-  key_bias: str
-  value_bias: str
-  attention_out: str
-  mlp_norm: str
-  gate: str
-  up: str
-  down: str
 
 
 class TensorSource(Protocol):
@@ -70,51 +45,52 @@ class TensorSource(Protocol):
 class Place:
   """Where one tensor goes: rows `start` onwards of `field` (of `layer`, or of the decoder when None).
 
-  `interleaved_heads` > 0 says that the rows are stored with the two halves of each head's rotary pairs interleaved.
+  Attributes:
+    shape: as it is stored.
+    interleaved_heads: above 0: the two halves of each head's rotary pairs are stored interleaved.
+    by_head: above 0: query, key and value of a head are stored one behind the other, head after head (GPT-NeoX).
+    transposed: stored [in, out] (GPT-2).
+    added: to every value (Gemma stores the weights of norms less 1).
   """
   field: str
   layer: Optional[int]
   start: int
   shape: tuple[int, ...]
   interleaved_heads: int = 0
+  by_head: int = 0
+  transposed: bool = False
+  added: float = 0.0
+
+  @property
+  def kept(self) -> tuple[int, ...]:
+    """The shape that it has in its place."""
+    return self.shape[::-1] if self.transposed else self.shape
 
 
-def places(config: DecoderConfig, names: Names, *, interleaved: bool = False) -> dict[str, Place]:
+def places(config: DecoderConfig, names: Mapping[str, str], *, interleaved: bool = False, by_head: bool = False,
+           transposed: bool = False, norm_offset: float = 0.0) -> dict[str, Place]:
   """The table of a decoder: tensor name -> place, in the order in which the rows of a destination follow each other.
 
   Args:
-    config: of the decoder; `tied` says that there is no head, `qkv_bias` that the projections have biases.
-    names: of the format.
+    config: of the decoder; it says which parts there are (see `parts`).
+    names: part -> name of the tensor, `{}` for the layer's number. A name for "qkv", "qkv_bias" or "gate_up" says that
+      its parts are stored as one.
     interleaved: query and key rows are stored for even-odd rotary pairs and go to the half layout.
+    by_head, transposed: of fused query, key and value rows, and of the matrices of layers; see `Place`.
+    norm_offset: `Place.added` of norms.
 
   Returns:
     Every tensor that the checkpoint must hold.
   """
-  e, m, c = config.width, config.mlp_width, config.head_width
-  q, k = config.heads * c, config.kv_heads * c
-  q_heads, k_heads = (config.heads, config.kv_heads) if interleaved else (0, 0)
-  table = {names.embedding: Place("embedding", None, 0, (config.vocab_size, e)),
-           names.final_norm: Place("final_norm", None, 0, (e,))}
-  if not config.tied:
-    table[names.head] = Place("head", None, 0, (config.vocab_size, e))
-  for layer in range(config.layers):
-    rows = [
-      (names.attention_norm, "attention_norm", 0, (e,), 0),
-      (names.query, "qkv", 0, (q, e), q_heads),
-      (names.key, "qkv", q, (k, e), k_heads),
-      (names.value, "qkv", q + k, (k, e), 0),
-      (names.attention_out, "attention_out", 0, (e, q), 0),
-      (names.mlp_norm, "mlp_norm", 0, (e,), 0),
-      (names.gate, "gate_up", 0, (m, e), 0),
-      (names.up, "gate_up", m, (m, e), 0),
-      (names.down, "down", 0, (e, m), 0),
-    ]
-    if config.qkv_bias:
-      rows += [(names.query_bias, "qkv_bias", 0, (q,), q_heads),
-               (names.key_bias, "qkv_bias", q, (k,), k_heads),
-               (names.value_bias, "qkv_bias", q + k, (k,), 0)]
-    for name, field, start, shape, heads in rows:
-      table[name.format(layer)] = Place(field, layer, start, shape, heads)
+  table = {}
+  for layer in (None, *range(config.layers)):
+    for part, field, start, shape in parts.parts(config, names, outside=layer is None):
+      heads = {"query": config.heads, "key": config.kv_heads}.get(part.removesuffix("_bias"), 0) if interleaved else 0
+      table[names[part].format(layer)] = Place(
+          field, layer, start, shape[::-1] if transposed and layer is not None else shape, interleaved_heads=heads,
+          by_head=config.heads if by_head and field in ("qkv", "qkv_bias") else 0,
+          transposed=transposed and layer is not None and len(shape) == 2,
+          added=norm_offset if field.endswith("norm") else 0.0)
   return table
 
 
@@ -124,6 +100,11 @@ def half_layout_rows(heads: int, rows: int) -> np.ndarray:
   Stored row (head, pair, part) belongs at (head, part, pair): part 0 is a head's first half, part 1 its second.
   """
   return np.arange(rows).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
+
+
+def grouped_rows(heads: int, rows: int) -> np.ndarray:
+  """Destination row of each stored row when every head stores its query, key and value together: i64[rows]."""
+  return np.arange(rows).reshape(3, heads, -1).swapaxes(0, 1).reshape(-1)
 
 
 def check(table: Mapping[str, Place], source: TensorSource, *, ignored=frozenset(), hints: Mapping[str, str] = {}):
@@ -189,27 +170,37 @@ def assemble(config: DecoderConfig, table: Mapping[str, Place], source: TensorSo
   layers = tuple(
     LayerWeights(**{field.name: built.get((layer, field.name)) for field in dataclasses.fields(LayerWeights)})
     for layer in range(config.layers))
-  return DecoderWeights(embedding=built[None, "embedding"], layers=layers, final_norm=built[None, "final_norm"],
-                        head=built.get((None, "head")))
+  outside = {field.name: built.get((None, field.name)) for field in dataclasses.fields(DecoderWeights)}
+  return DecoderWeights(**(outside | {"layers": layers}))
 
 
 def _build_block(fields, source, dtype):
   """Fills the destinations of one block: {key: [(tensor name, place), ...]} -> {key: array on the device}."""
   shapes = {}
-  for key, parts in fields.items():
-    last = parts[-1][1]
-    shapes[key] = last.start + last.shape[0], *last.shape[1:]
+  for key, tensors in fields.items():
+    last = tensors[-1][1]
+    shapes[key] = last.start + last.kept[0], *last.kept[1:]
   buffers = dict(zip(shapes, _aligned_empty(shapes.values(), dtype)))
-  for key, parts in fields.items():
-    for name, place in parts:
-      _fill(buffers[key][place.start:place.start + place.shape[0]], source, name, place)
+  for key, tensors in fields.items():
+    for name, place in tensors:
+      _fill(buffers[key][place.start:place.start + place.kept[0]], source, name, place)
   return {key: jax.device_put(buffer, may_alias=True) for key, buffer in buffers.items()}
 
 
 def _fill(target: np.ndarray, source: TensorSource, name: str, place: Place) -> None:
-  order = half_layout_rows(place.interleaved_heads, place.shape[0]) if place.interleaved_heads else None
+  order = None
+  if place.interleaved_heads:
+    order = half_layout_rows(place.interleaved_heads, place.shape[0])
+  elif place.by_head:
+    order = grouped_rows(place.by_head, place.shape[0])
   for start, stop in _chunks(place.shape):
-    target[slice(start, stop) if order is None else order[start:stop]] = source.rows(name, start, stop)
+    rows = source.rows(name, start, stop)
+    if place.added:
+      rows = rows.astype(np.float32) + place.added
+    if place.transposed:
+      target[:, start:stop] = rows.T
+    else:
+      target[slice(start, stop) if order is None else order[start:stop]] = rows
 
 
 def _chunks(shape):

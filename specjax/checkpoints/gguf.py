@@ -1,42 +1,26 @@
-"""Reads a decoder from a GGUF file (llama.cpp's format): architectures llama and qwen2.
+"""Reads a decoder from a GGUF file (llama.cpp's format), of the `gguf_families` there are.
 
 The file is read with `pread`, a few rows at a time, not mapped: pages of a mapping count as the process's memory, and a
 mapping of a file that shrinks kills the process. Blocks are dequantised by the `gguf` package.
 """
+import dataclasses
 import os
 
 import jax.numpy as jnp
 import numpy as np
 
 from specjax.checkpoints import assemble
-from specjax.checkpoints import gguf_vocabulary
+from specjax.checkpoints import gguf_families
 from specjax.checkpoints.errors import CheckpointError
 from specjax.checkpoints.gguf_header import GGUFHeader, read_header
+from specjax.models import rope
 from specjax.models.config import DecoderConfig
 from specjax.models.weights import DecoderWeights
 
-NAMES = assemble.Names(
-  embedding="token_embd.weight", final_norm="output_norm.weight", head="output.weight",
-  attention_norm="blk.{}.attn_norm.weight", query="blk.{}.attn_q.weight", key="blk.{}.attn_k.weight",
-  value="blk.{}.attn_v.weight", query_bias="blk.{}.attn_q.bias", key_bias="blk.{}.attn_k.bias",
-  value_bias="blk.{}.attn_v.bias", attention_out="blk.{}.attn_output.weight", mlp_norm="blk.{}.ffn_norm.weight",
-  gate="blk.{}.ffn_gate.weight", up="blk.{}.ffn_up.weight", down="blk.{}.ffn_down.weight")
-
-ARCHITECTURES = ("llama", "qwen2")
 TENSOR_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 
-# Keys below "<architecture>." that the configuration is made from.
-_READ = frozenset([
-  "block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count",
-  "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon",
-  "rope.freq_base", "rope.dimension_count", "vocab_size"])
-# Keys that change the arithmetic, with the one value that leaves it as it is.
-_NEUTRAL = {"rope.scaling.type": "none", "rope.scaling.factor": 1.0, "rope.scaling.finetuned": False,
-            "rope.scale_linear": 1.0, "expert_count": 0, "expert_used_count": 0, "attention.sliding_window": 0,
-            "attention.causal": True}
-_ROPE_HINT = "it rescales the rotary angles (rope_scaling, as in Llama 3.1 and later), which is not supported"
-_HINTS = {"rope_freqs.weight": _ROPE_HINT, "rope_factors_long.weight": _ROPE_HINT,
-          "rope_factors_short.weight": _ROPE_HINT}
+_ROPE_HINT = "it holds one rescaling of rotary angles for short and one for long texts (Phi-3), which is not supported"
+_HINTS = {"rope_factors_long.weight": _ROPE_HINT, "rope_factors_short.weight": _ROPE_HINT}
 
 
 def read_gguf(path, dtype=jnp.float32, *, header: GGUFHeader | None = None) -> tuple[DecoderConfig, DecoderWeights]:
@@ -59,65 +43,24 @@ def read_gguf(path, dtype=jnp.float32, *, header: GGUFHeader | None = None) -> t
       configuration, or with a missing, extra or misshapen tensor; the message names which.
   """
   header = header or read_header(path)
-  config = read_config(header)
+  config = gguf_families.read_config(header)
   with GGUFSource(header) as source:
-    table = assemble.places(config, NAMES, interleaved=config.family == "llama")
-    assemble.check(table, source, hints=_HINTS)
-    return config, assemble.assemble(config, table, source, dtype)
+    family = gguf_families.FAMILIES[config.family]
+    table = assemble.places(config, gguf_families.NAMES, interleaved=family.interleaved)
+    assemble.check(table, source, ignored={gguf_families.ROPE_FACTORS}, hints=_HINTS)
+    return _with_factors(config, source), assemble.assemble(config, table, source, dtype)
 
 
-def read_config(header: GGUFHeader) -> DecoderConfig:
-  """The decoder that a GGUF header describes; raises CheckpointError naming a key that is absent or unsupported."""
-  path, metadata = header.path, header.metadata
-  family = metadata.get("general.architecture")
-  if family not in ARCHITECTURES:
-    raise CheckpointError(f"{path}: architecture {family!r} is not supported (supported: {', '.join(ARCHITECTURES)})")
-  prefix = family + "."
-  values = {key[len(prefix):]: value for key, value in metadata.items() if key.startswith(prefix)}
-  for key, value in values.items():
-    if key in _NEUTRAL and value != _NEUTRAL[key]:
-      raise CheckpointError(f"{path}: {prefix}{key} = {value!r} is not supported (only {_NEUTRAL[key]!r} is)")
-    if key not in _READ and key not in _NEUTRAL:
-      raise CheckpointError(f"{path}: configuration key {prefix + key!r} (= {str(value)[:60]}) is not known, so it "
-                            "cannot be honoured; convert the model without it")
-
-  def count(key, default=None):
-    value = values.get(key, default)
-    if type(value) is not int or value < 1:
-      raise CheckpointError(f"{path}: {prefix}{key} is {str(value)[:60]}; a positive whole number is required")
-    return value
-
-  def real(key, default=None):
-    value = values.get(key, default)
-    if not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-      raise CheckpointError(f"{path}: {prefix}{key} is {str(value)[:60]}; a positive number is required")
-    # The shortest decimal of the stored float32 is what the model's author wrote: 1e-05, not 9.999999747378752e-06.
-    return float(str(np.float32(value)))
-
-  layers, width, heads = count("block_count"), count("embedding_length"), count("attention.head_count")
-  head_width = count("attention.key_length", width // heads)
-  for key in ("attention.value_length", "rope.dimension_count"):
-    if count(key, head_width) != head_width:
-      raise CheckpointError(f"{path}: {prefix}{key} = {values[key]} is not supported: it must equal the head width "
-                            f"{head_width}")
-  if layers > len(header.tensors):
-    raise CheckpointError(f"{path}: {prefix}block_count = {layers}, but the file holds {len(header.tensors)} tensors")
-  embedding = header.tensors.get(NAMES.embedding)
-  vocab_size = count("vocab_size", embedding.shape[0] if embedding else None)
-  num_tokens, eos_ids = gguf_vocabulary.token_count(metadata), gguf_vocabulary.eos_ids(metadata)
-  if num_tokens > vocab_size:
-    raise CheckpointError(f"{path}: the tokenizer has {num_tokens} tokens and the embedding only {vocab_size} rows")
-  try:
-    return DecoderConfig(
-      vocab_size=vocab_size, num_tokens=num_tokens or vocab_size, width=width, layers=layers, heads=heads,
-      kv_heads=count("attention.head_count_kv", heads), head_width=head_width, mlp_width=count("feed_forward_length"),
-      norm_eps=real("attention.layer_norm_rms_epsilon"), rope_theta=real("rope.freq_base", 10000.0),
-      max_context=count("context_length"), eos_ids=eos_ids, qkv_bias=family == "qwen2",
-      tied=NAMES.head not in header.tensors, family=family)
-  except CheckpointError:
-    raise
-  except ValueError as error:
-    raise CheckpointError(f"{path}: {error}") from error
+def _with_factors(config, source):
+  """The configuration with the numbers by which the file divides rotary frequencies, if it has them."""
+  name = gguf_families.ROPE_FACTORS
+  if name not in source.shapes:
+    return config
+  if config.rope_scaling is not None or source.shapes[name] != (config.head_width // 2,):
+    raise CheckpointError(f"{source.path}: tensor {name!r} of shape {source.shapes[name]} does not go with the file's "
+                          f"configuration: shape ({config.head_width // 2},) and no rope.scaling.type are expected")
+  factors = tuple(source.rows(name, 0, source.shapes[name][0]).reshape(-1).tolist())
+  return dataclasses.replace(config, rope_scaling=rope.RopeScaling("factors", factors=factors))
 
 
 class GGUFSource:

@@ -11,7 +11,7 @@ from specjax.checkpoints.errors import CheckpointError
 _PREFIX = "tokenizer.ggml."
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)
 # Control tokens that end a turn or a document in every vocabulary that has them.
-END_TEXTS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
+END_TEXTS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>", "<|end|>")
 # Ends a document too, but only where the file names it in one of these roles (in SmolLM2 it is the unknown token).
 _DOCUMENT_END, _DOCUMENT_END_ROLES = "<|endoftext|>", ("bos_token_id", "padding_token_id")
 

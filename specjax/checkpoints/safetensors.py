@@ -1,35 +1,19 @@
-"""Reads a decoder from a Hugging Face folder: config.json and *.safetensors, model types llama and qwen2."""
+"""Reads a decoder from a Hugging Face folder: config.json and *.safetensors, of the `families` there are."""
 import pathlib
-from collections.abc import Mapping
-from typing import Any
 
 import jax.numpy as jnp
 import ml_dtypes  # noqa: F401  registers bfloat16 with numpy, which safe_open needs
 import numpy as np
 
 from specjax.checkpoints import assemble
+from specjax.checkpoints import families
 from specjax.checkpoints import folder_vocabulary
 from specjax.checkpoints.errors import CheckpointError
+from specjax.checkpoints.settings import Settings
 from specjax.models.config import DecoderConfig
 from specjax.models.weights import DecoderWeights
 
-_LAYER = "model.layers.{}."
-NAMES = assemble.Names(
-  embedding="model.embed_tokens.weight", final_norm="model.norm.weight", head="lm_head.weight",
-  attention_norm=_LAYER + "input_layernorm.weight", query=_LAYER + "self_attn.q_proj.weight",
-  key=_LAYER + "self_attn.k_proj.weight", value=_LAYER + "self_attn.v_proj.weight",
-  query_bias=_LAYER + "self_attn.q_proj.bias", key_bias=_LAYER + "self_attn.k_proj.bias",
-  value_bias=_LAYER + "self_attn.v_proj.bias", attention_out=_LAYER + "self_attn.o_proj.weight",
-  mlp_norm=_LAYER + "post_attention_layernorm.weight", gate=_LAYER + "mlp.gate_proj.weight",
-  up=_LAYER + "mlp.up_proj.weight", down=_LAYER + "mlp.down_proj.weight")
-
-MODEL_TYPES = ("llama", "qwen2")
 TENSOR_TYPES = ("F32", "F16", "BF16")
-# Keys that change the arithmetic, with the values that leave it as it is. Absent is always allowed.
-_NEUTRAL = {
-  "hidden_act": ("silu",), "mlp_bias": (False,), "quantization_config": (None,), "rope_interleaved": (False, None),
-  "partial_rotary_factor": (1.0, None), "num_experts": (0, None), "num_local_experts": (0, None),
-}
 
 
 def read_folder(folder, dtype=jnp.float32) -> tuple[DecoderConfig, DecoderWeights]:
@@ -49,15 +33,19 @@ def read_folder(folder, dtype=jnp.float32) -> tuple[DecoderConfig, DecoderWeight
   """
   folder = pathlib.Path(folder)
   config = read_config(folder)
-  source = FolderSource(folder)
-  table = assemble.places(config, NAMES)
-  # Old checkpoints carry the rotary frequencies, which follow from rope_theta.
-  ignored = {name for name in source.shapes if name.endswith(".rotary_emb.inv_freq")}
+  family, source = families.FAMILIES[config.family], FolderSource(folder)
+  prefix = next((prefix for prefix in family.prefixes if prefix + family.names["embedding"] in source.shapes),
+                family.prefixes[0])
+  names = {part: prefix + name for part, name in family.names.items()}
+  names["head"] = family.names["head"]
+  table = assemble.places(config, names, by_head=family.by_head, transposed=family.transposed,
+                          norm_offset=family.norm_offset)
+  ignored = {name for name in source.shapes if name.endswith(family.ignored)}
   if config.tied:
-    ignored.add(NAMES.head)
+    ignored.add(names["head"])
   assemble.check(table, source, ignored=ignored)
-  if config.tied and NAMES.head in source.shapes:
-    assemble.check_equal(source, NAMES.head, NAMES.embedding)
+  if config.tied and names["head"] in source.shapes:
+    assemble.check_equal(source, names["head"], names["embedding"])
   source.check_types(table)
   return config, assemble.assemble(config, table, source, dtype)
 
@@ -66,64 +54,8 @@ def read_config(folder) -> DecoderConfig:
   """The decoder that a folder's config.json describes; raises CheckpointError naming an absent or unsupported key."""
   folder = pathlib.Path(folder)
   path = folder / "config.json"
-  values = folder_vocabulary.read_json(path, required=True)
-  family = values.get("model_type")
-  if family not in MODEL_TYPES:
-    raise CheckpointError(f"{path}: model_type {family!r} is not supported (supported: {', '.join(MODEL_TYPES)})")
-
-  def count(key, default=None):
-    value = values.get(key)
-    value = default if value is None else value
-    if type(value) is not int or value < 1:
-      raise CheckpointError(f"{path}: {key!r} is {value!r}; a positive whole number is required")
-    return value
-
-  def real(key, value):
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-      raise CheckpointError(f"{path}: {key!r} is {value!r}; a positive number is required")
-    return float(value)
-
-  _refuse_unsupported(path, values, family)
-  width, heads = count("hidden_size"), count("num_attention_heads")
-  rope_theta = (values.get("rope_parameters") or {}).get("rope_theta", values.get("rope_theta", 10000.0))
-  try:
-    return DecoderConfig(
-      vocab_size=count("vocab_size"), num_tokens=count("vocab_size"), width=width, layers=count("num_hidden_layers"),
-      heads=heads, kv_heads=count("num_key_value_heads", heads), head_width=count("head_dim", width // heads),
-      mlp_width=count("intermediate_size"), norm_eps=real("rms_norm_eps", values.get("rms_norm_eps", 1e-6)),
-      rope_theta=real("rope_theta", rope_theta), max_context=count("max_position_embeddings"),
-      eos_ids=folder_vocabulary.eos_ids(folder), qkv_bias=family == "qwen2",
-      tied=bool(values.get("tie_word_embeddings", False)), family=family)
-  except CheckpointError:
-    raise
-  except ValueError as error:
-    raise CheckpointError(f"{path}: {error}") from error
-
-
-def _refuse_unsupported(path, values: Mapping[str, Any], family: str) -> None:
-  def refuse(key, value, allowed):
-    raise CheckpointError(f"{path}: {key} = {value!r} is not supported for {family} (allowed: {allowed})")
-
-  for key, allowed in _NEUTRAL.items():
-    if key in values and values[key] not in allowed:
-      refuse(key, values[key], " or ".join(map(repr, allowed)))
-  if family == "llama" and values.get("attention_bias"):
-    refuse("attention_bias", values["attention_bias"], "False")
-  # Two spellings of the same thing: rope_scaling up to Transformers 4, rope_parameters since 5.
-  for key in ("rope_scaling", "rope_parameters"):
-    rope = values.get(key)
-    if rope is None:
-      continue
-    kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
-    rest = set(rope) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"} if isinstance(rope, dict) else ()
-    if kind != "default" or rest or rope.get("partial_rotary_factor", 1.0) != 1.0:
-      refuse(key, rope, "absent, null, or rope_type 'default' with rope_theta alone")
-  windowed = [kind for kind in values.get("layer_types") or () if kind != "full_attention"]
-  if windowed:
-    refuse("layer_types", windowed[0], "'full_attention'")
-  if values.get("sliding_window") is not None and values.get("use_sliding_window", family != "qwen2"):
-    if family != "qwen2" or values.get("max_window_layers", 0) < values.get("num_hidden_layers", 0):
-      refuse("use_sliding_window", True, f"False; the window of {values['sliding_window']} tokens would apply")
+  settings = Settings(path, folder_vocabulary.read_json(path, required=True))
+  return families.read_config(settings, folder_vocabulary.eos_ids(folder))
 
 
 class FolderSource:

@@ -5,6 +5,10 @@ L layers, H query heads, K key/value heads, C head width, M feed-forward width.
 """
 import dataclasses
 
+from specjax.models import rope
+
+_ALLOWED = {"rope_layout": ("half", "interleaved"), "positions": ("rotary", "learned"), "norm": ("rms", "layer"),
+            "qk_norm": ("", "head", "whole"), "activation": ("silu", "gelu", "gelu_tanh")}
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
@@ -21,7 +25,24 @@ class DecoderConfig:
     tied: the head is the embedding.
     max_context: greatest number of tokens (prompt and output together) the model was made for.
     eos_ids: ids that end an answer, in ascending order.
-    family: "llama" or "qwen2"; for messages and reports only.
+    family: such as "llama" or "gemma3"; for messages and reports only.
+    rope_scaling: how the rotary angles are stretched; None as they are.
+    rope_width: elements of a head that are turned, the first ones (GPT-NeoX); None is all of them.
+    local_rope_theta: of layers with a window, unscaled (Gemma 3); None is as for other layers.
+    windows: one entry a layer, the tokens that it sees, its own included, or None for all; () is None everywhere.
+    positions: "rotary" or "learned" (GPT-2: a vector a position is added to the embedding).
+    norm: "rms" or "layer" (mean and bias as well).
+    pre_norm: norms in front of attention and feed-forward; False is OLMo 2.
+    post_norm: norms of what attention and feed-forward add (Gemma 2 and 3, OLMo 2).
+    qk_norm: RMSNorm of queries and keys before they are turned: "" none, "head" each head alone (Qwen3, Gemma 3), "whole"
+      all heads together (OLMo 2).
+    out_bias, mlp_bias: whether the attention's output and the feed-forward matrices carry biases.
+    activation: "silu", "gelu" or "gelu_tanh".
+    gated: the feed-forward is down(act(gate) * up), otherwise down(act(up)).
+    parallel: attention and feed-forward read the same residual stream (GPT-NeoX).
+    query_scale: what queries are multiplied by; None is C ** -0.5.
+    attention_cap, logit_cap: c of c * tanh(x / c), over scores and logits (Gemma 2); None without.
+    embedding_scale: what embeddings are multiplied by (Gemma).
   """
   vocab_size: int
   num_tokens: int
@@ -39,11 +60,52 @@ class DecoderConfig:
   qkv_bias: bool = False
   tied: bool = True
   family: str = "llama"
+  rope_scaling: rope.RopeScaling | None = None
+  rope_width: int | None = None
+  local_rope_theta: float | None = None
+  windows: tuple[int | None, ...] = ()
+  positions: str = "rotary"
+  norm: str = "rms"
+  pre_norm: bool = True
+  post_norm: bool = False
+  qk_norm: str = ""
+  out_bias: bool = False
+  mlp_bias: bool = False
+  activation: str = "silu"
+  gated: bool = True
+  parallel: bool = False
+  query_scale: float | None = None
+  attention_cap: float | None = None
+  logit_cap: float | None = None
+  embedding_scale: float = 1.0
 
   def __post_init__(self):
     if self.heads % self.kv_heads:
       raise ValueError(f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}")
-    if self.rope_layout not in ("half", "interleaved"):
-      raise ValueError(f"rope_layout={self.rope_layout!r}: allowed are 'half' and 'interleaved'")
-    if self.head_width % 2:
-      raise ValueError(f"head_width={self.head_width} must be even for rotary positions")
+    if self.turned % 2 or not 0 < self.turned <= self.head_width:
+      raise ValueError(f"{self.turned} of {self.head_width} elements of a head cannot be turned: rotary positions need an "
+                       "even number, of at most a head")
+    for name, allowed in _ALLOWED.items():
+      if getattr(self, name) not in allowed:
+        raise ValueError(f"{name}={getattr(self, name)!r}: allowed are {', '.join(map(repr, allowed))}")
+    if self.windows and len(self.windows) != self.layers:
+      raise ValueError(f"{len(self.windows)} windows for {self.layers} layers")
+    if any(window is not None and window < 1 for window in self.windows):
+      raise ValueError(f"windows={self.windows}: each is a positive number of tokens, or None")
+    if self.parallel and (self.post_norm or not self.pre_norm):
+      raise ValueError("parallel: attention and feed-forward have norms in front of them and none behind")
+
+  @property
+  def turned(self) -> int:
+    """Elements of a head that rotary positions turn."""
+    return self.head_width if self.rope_width is None else self.rope_width
+
+  def window(self, layer: int) -> int | None:
+    """The window of a layer."""
+    return self.windows[layer] if self.windows else None
+
+  @property
+  def plain_layers(self) -> bool:
+    """Whether layers are those of Llama and Qwen2: what draft heads are begun from."""
+    return (self.norm, self.pre_norm, self.post_norm, self.qk_norm, self.activation, self.gated, self.positions) == (
+        "rms", True, False, "", "silu", True, "rotary") and not (self.parallel or self.out_bias or self.mlp_bias)

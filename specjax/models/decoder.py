@@ -1,4 +1,4 @@
-"""A decoder-only target: Llama and Qwen2, with parts chosen by configuration.
+"""A decoder-only target with parts chosen by configuration: Llama and its kin, Gemma, OLMo 2, GPT-2, GPT-NeoX.
 
 Inside, activations are columns f[E, B * T], one a token: see `layers`.
 
@@ -18,6 +18,7 @@ from specjax.models import base
 from specjax.models import config as config_lib
 from specjax.models import layers
 from specjax.models import weights as weights_lib
+from specjax.models import windows
 
 
 @struct.dataclass
@@ -45,7 +46,8 @@ class Decoder:
 
   def init_cache(self, batch: int, slots: int) -> cache_lib.KVCache:
     c = self.config
-    return cache_lib.empty_cache(batch, c.layers, c.kv_heads, slots, c.head_width, self.weights.embedding.dtype)
+    return cache_lib.empty_cache(batch, c.layers, c.kv_heads, slots, c.head_width, self.weights.embedding.dtype,
+                                 c.windows)
 
   def keep(self, layers: tuple[int, ...]) -> "Decoder":
     """The same decoder with some of its layers only: weights are shared, in order of `layers`."""
@@ -53,7 +55,9 @@ class Decoder:
     if wrong or not layers:
       raise ValueError(f"layers={layers}: at least one is needed, each from 0 to {self.config.layers - 1}")
     return self.replace(weights=self.weights.replace(layers=tuple(self.weights.layers[i] for i in layers)),
-                        config=dataclasses.replace(self.config, layers=len(layers)))
+                        config=dataclasses.replace(self.config, layers=len(layers),
+                                                   windows=tuple(self.config.window(i) for i in layers)
+                                                   if self.config.windows else ()))
 
   def forward(self, tokens, positions, mask, cache, *, before=None, resume=None, features=()) -> base.ForwardOutput:
     """See `base.Target.forward`."""
@@ -64,11 +68,10 @@ class Decoder:
     columns = lambda rows: rows.reshape(-1, rows.shape[-1]).T
     rows = lambda x: x.T.reshape(*tokens.shape, c.width)
     with jax.named_scope("forward"):
-      visible = jnp.arange(cache.slots)[None] < cache.length[:, None]
-      cos, sin = layers.rotary_angles(positions, c.head_width, c.rope_theta)
+      scope = functools.cache(lambda window, slots: _scope(c, window, positions, mask, cache.length, slots))
       keys, values, seen = [], [], {}
       if resume is None:
-        x = jnp.take(self.weights.embedding, tokens.reshape(-1), axis=0, mode="clip").T
+        x = self._embed(tokens, positions)
       else:
         x, keys, values = columns(resume.hidden), list(resume.in_flight.keys), list(resume.in_flight.values)
       below = [i for i in features if i < len(keys) or i > c.layers]
@@ -77,11 +80,12 @@ class Decoder:
       for i in range(len(keys), c.layers):
         seen[i] = x
         above = None if before is None else (before.keys[i], before.values[i])
-        x, k, v = _block(c, self.weights.layers[i], x, cos, sin, visible, mask, cache.keys[i], cache.values[i], above)
+        sees = scope(c.window(i), cache.keys[i].shape[3])
+        x, k, v = _block(c, self.weights.layers[i], x, *sees, cache.keys[i], cache.values[i], above)
         keys.append(k)
         values.append(v)
       seen[c.layers] = x
-      hidden = rows(layers.rms_norm(x, self.weights.final_norm, c.norm_eps))
+      hidden = rows(_norm(c, x, self.weights.final_norm, self.weights.final_norm_bias))
     return base.ForwardOutput(hidden=hidden, in_flight=cache_lib.InFlight(tuple(keys), tuple(values)),
                               features=tuple(rows(seen[i]) for i in features))
 
@@ -90,8 +94,39 @@ class Decoder:
     with jax.named_scope("head"):
       columns = layers.linear(self.head, hidden.reshape(-1, hidden.shape[-1]).T)
       logits = columns.T.reshape(*hidden.shape[:-1], -1)[..., :self.config.num_tokens].astype(jnp.float32)
+      logits = layers.soft_cap(logits, self.config.logit_cap)
       # Turned from columns once, not once for every reader.
       return jax.lax.optimization_barrier(logits)
+
+
+  def _embed(self, tokens, positions):
+    """The residual stream that enters the first layer, f[E, B * T]."""
+    x = jnp.take(self.weights.embedding, tokens.reshape(-1), axis=0, mode="clip")
+    if self.config.embedding_scale != 1.0:
+      x = x * jnp.asarray(self.config.embedding_scale, x.dtype)
+    if self.weights.positions is not None:
+      x = x + jnp.take(self.weights.positions, positions.reshape(-1), axis=0, mode="clip")
+    return x.T
+
+
+def _scope(c: config_lib.DecoderConfig, window, positions, mask, length, slots):
+  """What layers of a window share: cos and sin of the rotary angles, visible slots, and the mask in flight."""
+  if c.positions == "learned":
+    angles = None, None
+  elif window is not None and c.local_rope_theta is not None:
+    angles = layers.rotary_angles(positions, c.turned, c.local_rope_theta)
+  else:
+    angles = layers.rotary_angles(positions, c.turned, c.rope_theta, c.rope_scaling)
+  if window is None:
+    return *angles, jnp.arange(slots)[None] < length[:, None], mask
+  return *angles, windows.seen_slots(length, positions, window, slots), windows.seen_nodes(mask, window)
+
+
+def _norm(c: config_lib.DecoderConfig, x, weight, bias=None):
+  """The configuration's norm of f[E, N]; without a weight there is none."""
+  if weight is None:
+    return x
+  return layers.rms_norm(x, weight, c.norm_eps) if c.norm == "rms" else layers.layer_norm(x, weight, bias, c.norm_eps)
 
 
 # One traced function that every layer calls: tracing and lowering a step costs one layer, not L.
@@ -101,19 +136,33 @@ def _block(c: config_lib.DecoderConfig, layer, x, cos, sin, visible, mask, cache
   batch, width = mask.shape[:2]
   heads, kv, size = c.heads, c.kv_heads, c.head_width
   with jax.named_scope("attention"):
-    qkv = layers.linear(layer.qkv, layers.rms_norm(x, layer.attention_norm, c.norm_eps), layer.qkv_bias)
-    qkv = qkv.reshape(heads + 2 * kv, size, batch, width)
-    turned = layers.rotate(qkv[:heads + kv], cos, sin, c.rope_layout)
-    query = (turned[:heads] * size ** -0.5).reshape(kv, heads // kv, size, batch, width).transpose(3, 0, 1, 4, 2)
+    entering = _norm(c, x, layer.attention_norm, layer.attention_norm_bias)
+    qkv = layers.linear(layer.qkv, entering, layer.qkv_bias).reshape(heads + 2 * kv, size, batch, width)
+    turned = qkv[:heads + kv]
+    if layer.query_norm is not None:
+      turned = jnp.concatenate([layers.rms_norm_heads(turned[:heads], layer.query_norm, c.norm_eps),
+                                layers.rms_norm_heads(turned[heads:], layer.key_norm, c.norm_eps)])
+    if cos is not None:
+      turned = layers.rotate(turned, cos, sin, c.rope_layout)
+    scale = size ** -0.5 if c.query_scale is None else c.query_scale
+    query = (turned[:heads] * scale).reshape(kv, heads // kv, size, batch, width).transpose(3, 0, 1, 4, 2)
     keys = turned[heads:].transpose(2, 0, 1, 3)
     values = qkv[heads + kv:].transpose(2, 0, 3, 1)
     all_keys, all_values = keys, values
     if before is not None:
       all_keys = jnp.concatenate([before[0].astype(keys.dtype), keys], axis=3)
       all_values = jnp.concatenate([before[1].astype(values.dtype), values], axis=2)
-    out = layers.attend(query, cached_keys, cached_values, all_keys, all_values, visible, mask)
-    x = x + layers.linear(layer.attention_out, out.transpose(1, 2, 4, 0, 3).reshape(heads * size, batch * width))
+    out = layers.attend(query, cached_keys, cached_values, all_keys, all_values, visible, mask, c.attention_cap)
+    out = layers.linear(layer.attention_out, out.transpose(1, 2, 4, 0, 3).reshape(heads * size, batch * width),
+                        layer.attention_out_bias)
+    attended = x + _norm(c, out, layer.attention_post_norm)
   with jax.named_scope("mlp"):
-    gate, up = jnp.split(layers.linear(layer.gate_up, layers.rms_norm(x, layer.mlp_norm, c.norm_eps)), 2, axis=0)
-    x = x + layers.linear(layer.down, jax.nn.silu(gate) * up)
+    out = _norm(c, x if c.parallel else attended, layer.mlp_norm, layer.mlp_norm_bias)
+    out = layers.linear(layer.gate_up, out, layer.gate_up_bias)
+    if c.gated:
+      gate, up = jnp.split(out, 2, axis=0)
+      out = layers.activate(gate, c.activation) * up
+    else:
+      out = layers.activate(out, c.activation)
+    x = attended + _norm(c, layers.linear(layer.down, out, layer.down_bias), layer.mlp_post_norm)
   return x, keys, values

@@ -12,6 +12,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from specjax.models import rope
+
 _HIDDEN = -1e30  # finite: a row that may see nothing (padding) must not become NaN
 
 
@@ -33,15 +35,49 @@ def rms_norm(columns: jax.Array, weight: jax.Array, epsilon: float) -> jax.Array
   return (wide * scale).astype(columns.dtype) * weight[:, None]
 
 
-def rotary_angles(positions: jax.Array, width: int, theta: float) -> tuple[jax.Array, jax.Array]:
+def layer_norm(columns: jax.Array, weight: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
+  """LayerNorm (arXiv 1607.06450) of every column of f[E, N], in float32."""
+  wide = columns.astype(jnp.float32)
+  wide = wide - jnp.mean(wide, axis=0, keepdims=True)
+  scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=0, keepdims=True) + epsilon)
+  return (wide * scale).astype(columns.dtype) * weight[:, None] + bias[:, None]
+
+
+def rms_norm_heads(x: jax.Array, weight: jax.Array, epsilon: float) -> jax.Array:
+  """RMSNorm of f[heads, C, B, T], each head alone under one `weight` f[C], or all together under f[heads * C]."""
+  heads, size, *rest = x.shape
+  if weight.shape[0] != size:
+    return rms_norm(x.reshape(heads * size, -1), weight, epsilon).reshape(x.shape)
+  columns = x.swapaxes(0, 1).reshape(size, -1)
+  return rms_norm(columns, weight, epsilon).reshape(size, heads, *rest).swapaxes(0, 1)
+
+
+def activate(x: jax.Array, kind: str) -> jax.Array:
+  """The activation of a feed-forward by its name in the configuration."""
+  return jax.nn.silu(x) if kind == "silu" else jax.nn.gelu(x, approximate=kind == "gelu_tanh")
+
+
+def soft_cap(x: jax.Array, cap: float | None) -> jax.Array:
+  """`x` kept within (-cap, cap) by cap * tanh(x / cap), as Gemma 2 has it (arXiv 2408.00118); None leaves it."""
+  return x if cap is None else cap * jnp.tanh(x / cap)
+
+
+def rotary_angles(positions: jax.Array, width: int, theta: float,
+                  scaling: rope.RopeScaling | None = None) -> tuple[jax.Array, jax.Array]:
   """cos and sin of the rotary angles (arXiv 2104.09864): f32[C / 2, B, T] each, from `positions` i32[B, T]."""
-  frequency = theta ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
+  frequency, attention = rope.frequencies(theta, width, scaling)
   angle = frequency[:, None, None] * positions.astype(jnp.float32)
-  return jnp.cos(angle), jnp.sin(angle)
+  if attention == 1.0:
+    return jnp.cos(angle), jnp.sin(angle)
+  return attention * jnp.cos(angle), attention * jnp.sin(angle)
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, layout: str) -> jax.Array:
-  """Applies rotary positions to f[heads, C, B, T]; `layout` says which elements are a pair (see DecoderConfig)."""
+  """Applies rotary positions to f[heads, C, B, T]; `layout` says which elements are a pair (see DecoderConfig). Angles of
+  fewer than C elements turn the first ones."""
+  turned = 2 * cos.shape[0]
+  if turned < x.shape[1]:
+    return jnp.concatenate([rotate(x[:, :turned], cos, sin, layout), x[:, turned:]], axis=1)
   heads, size, *rest = x.shape
   axis = 1 if layout == "half" else 2  # where the two elements of a pair lie once they have an axis of their own
   pairs = x.reshape(heads, *((2, size // 2) if axis == 1 else (size // 2, 2)), *rest)
@@ -52,14 +88,16 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, layout: str) -> jax.Arr
 
 
 def attend(query: jax.Array, cached_keys: jax.Array, cached_values: jax.Array, keys: jax.Array, values: jax.Array,
-           visible: jax.Array, mask: jax.Array) -> jax.Array:
+           visible: jax.Array, mask: jax.Array, cap: float | None = None) -> jax.Array:
   """Attention over the committed cache joined with the in-flight block, under one softmax.
 
   Args:
     query: f[B, K, G, T, C], already scaled.
     cached_keys: f[B, K, C, S]. cached_values: f[B, K, S, C].
     keys: f[B, K, C, F]. values: f[B, K, F, C]. In flight: the T nodes, behind those of earlier passes.
-    visible: bool[B, S], committed slots. mask: bool[B, T, F], ancestor-or-self.
+    visible: bool[B, S], committed slots, or bool[B, T, S] where nodes see different ones. mask: bool[B, T, F],
+      ancestor-or-self.
+    cap: see `soft_cap`; of the scores.
 
   Returns:
     f[B, K, G, T, C].
@@ -68,9 +106,9 @@ def attend(query: jax.Array, cached_keys: jax.Array, cached_values: jax.Array, k
   slots = cached_keys.shape[-1]
   rows = query.reshape(batch, kv, group * width, size)  # one product a key/value head, whatever the group
   scores = functools.partial(jnp.einsum, "bkqc,bkcs->bkqs", rows, preferred_element_type=jnp.float32)
-  old = scores(cached_keys).reshape(batch, kv, group, width, slots)
-  new = scores(keys).reshape(batch, kv, group, width, -1)
-  old = jnp.where(visible[:, None, None, None], old, _HIDDEN)
+  old = soft_cap(scores(cached_keys), cap).reshape(batch, kv, group, width, slots)
+  new = soft_cap(scores(keys), cap).reshape(batch, kv, group, width, -1)
+  old = jnp.where(visible[:, None, None, None] if visible.ndim == 2 else visible[:, None, None], old, _HIDDEN)
   new = jnp.where(mask[:, None, None], new, _HIDDEN)
   greatest = jnp.maximum(old.max(-1), new.max(-1))[..., None]
   old, new = jnp.exp(old - greatest), jnp.exp(new - greatest)

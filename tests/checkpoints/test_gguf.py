@@ -11,7 +11,8 @@ import pytest
 
 import checkpoint_files as files
 from specjax.checkpoints import CheckpointError, assemble, read_gguf
-from specjax.checkpoints.gguf import GGUFSource, read_config
+from specjax.checkpoints.gguf import GGUFSource
+from specjax.checkpoints.gguf_families import read_config
 from specjax.checkpoints.gguf_header import read_header
 
 # Greatest error of a round trip through each type that can be written here, for values of a few units.
@@ -102,7 +103,8 @@ def test_absent_optional_keys_take_their_defaults(tmp_path):
 
 
 @pytest.mark.parametrize("key, value, says", [
-  ("rope.scaling.type", "linear", "rope.scaling.type"),
+  ("rope.scaling.type", "longrope", "rope.scaling.type is longrope"),
+  ("rope.scaling.type", "linear", "rope.scaling.factor is None"),
   ("rope.scaling.factor", 8.0, "rope.scaling.factor"),
   ("expert_count", 8, "expert_count"),
   ("attention.sliding_window", 4096, "attention.sliding_window"),
@@ -138,7 +140,7 @@ def test_missing_tensor_is_named(tmp_path, name):
 
 @pytest.mark.parametrize("name, says", [
   ("blk.0.attn_qkv.weight", "nothing of this family uses it"), ("blk.2.attn_q.weight", "nothing of this family"),
-  ("blk.0.attn_q.bias", "nothing of this family"), ("rope_freqs.weight", "rope_scaling")])
+  ("blk.0.attn_q.bias", "nothing of this family"), ("rope_factors_long.weight", "Phi-3")])
 def test_extra_tensor_is_named(tmp_path, name, says):
   path = files.write_gguf(tmp_path / "m.gguf", files.Model(), extra=[(name, np.ones(32, np.float32))])
   with pytest.raises(CheckpointError, match=f"extra tensor '{name}'.*{says}"):
@@ -161,8 +163,8 @@ def test_unsupported_storage_type_is_named(tmp_path):
 
 def test_unsupported_architecture_is_named(tmp_path):
   model = files.Model()
-  model.family = "gemma3"
-  with pytest.raises(CheckpointError, match="gemma3.*llama, qwen2"):
+  model.family = "gemma4"
+  with pytest.raises(CheckpointError, match="gemma4.*llama, qwen2"):
     read_gguf(files.write_gguf(tmp_path / "m.gguf", model))
 
 

@@ -99,19 +99,22 @@ def test_unsupported_storage_type_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("change, says", [
-  ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling"),
-  ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
-  ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_parameters"),
-  ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "rope_parameters"),
-  ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "factor": 2.0}}, "rope_parameters"),
-  ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-  ({"hidden_act": "gelu"}, "hidden_act"), ({"attention_bias": True}, "attention_bias"),
-  ({"mlp_bias": True}, "mlp_bias"), ({"sliding_window": 64, "use_sliding_window": True}, "use_sliding_window"),
-  ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, "window of 64"),
+  ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling.original_max_position_embeddings"),
+  ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}}, "rope_scaling.rope_type is 'longrope'"),
+  ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor"),
+  ({"rope_scaling": {"type": "linear", "factor": -2.0}}, "rope_scaling.factor is -2.0"),
+  ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 0.7}}, "rope_parameters.mscale"),
+  ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "factor": 2.0}}, "rope_parameters.factor"),
+  ({"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
+  ({"hidden_act": "relu2"}, "hidden_act"), ({"attention_bias": True}, "attention_bias"),
+  ({"mlp_bias": True}, "mlp_bias"), ({"sliding_window": 64, "use_sliding_window": True}, "sliding_window is 64"),
+  ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "layer_types.*each of the 2 layers"),
+  ({"model_type": "qwen2", "layer_types": ["full_attention", "linear_attention"]}, "'linear_attention'"),
+  ({"model_type": "mistral", "sliding_window": 0}, "sliding_window is 0"),
   ({"sliding_window": 4096}, "sliding_window"),
   ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
   ({"quantization_config": {"bits": 4}}, "quantization_config"), ({"rope_interleaved": True}, "rope_interleaved"),
-  ({"model_type": "gemma3"}, "gemma3.*llama, qwen2"), ({"hidden_size": "256"}, "hidden_size"),
+  ({"model_type": "gemma4"}, "gemma4.*llama, mistral, qwen2"), ({"hidden_size": "256"}, "hidden_size"),
   ({"num_key_value_heads": 3}, "not a multiple"), ({"rms_norm_eps": 0}, "rms_norm_eps"),
   ({"eos_token_id": "2"}, "eos_token_id"),
 ])
@@ -128,12 +131,25 @@ def test_neutral_configuration_is_accepted(tmp_path, change):
   assert (config.rope_theta, config.head_width) == (1e5, 64)
 
 
-def test_window_that_reaches_no_layer_is_accepted(tmp_path):
-  model = files.Model("qwen2")
-  change = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 2}
-  assert read_folder(files.write_folder(tmp_path, model, config=change))[0].layers == 2
-  off = {"use_sliding_window": False, "sliding_window": 64, "max_window_layers": 0}
-  assert read_folder(files.write_folder(tmp_path, model, config=off))[0].layers == 2
+@pytest.mark.parametrize("change, windows", [
+  ({"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 2}, ()),
+  ({"use_sliding_window": False, "sliding_window": 64, "max_window_layers": 0}, ()),
+  ({"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, (None, 64)),
+  ({"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}, (64, None))])
+def test_windows_are_those_of_the_configuration(tmp_path, change, windows):
+  assert read_folder(files.write_folder(tmp_path, files.Model("qwen2"), config=change))[0].windows == windows
+
+
+@pytest.mark.parametrize("change, found", [
+  ({"rope_scaling": {"type": "linear", "factor": 2.0}}, dict(kind="linear", factor=2.0)),
+  ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                     "original_max_position_embeddings": 64}},
+   dict(kind="llama3", factor=8.0, original_context=64, low=1.0, high=4.0)),
+  ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e5, "factor": 4.0}},
+   dict(kind="yarn", factor=4.0, original_context=512, low=1.0, high=32.0))])
+def test_stretched_rotary_angles_are_read_in_both_spellings(tmp_path, change, found):
+  config = read_folder(files.write_folder(tmp_path, files.Model(), config=change))[0]
+  assert config.rope_theta == 1e5 and {key: getattr(config.rope_scaling, key) for key in found} == found
 
 
 def test_generation_config_says_what_ends_an_answer(tmp_path):

@@ -1,0 +1,153 @@
+"""How far a model's logits and texts are from those that Transformers computes from the same files."""
+import dataclasses
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import specjax
+
+FIXTURES = pathlib.Path(__file__).parents[2] / "tests" / "fixtures"
+BAR = 2e-4       # greatest error of a logit over the greatest logit
+NEAR_TIE = 1e-4  # two best logits as near as this may change places by rounding
+CHUNK = 11
+
+
+@dataclasses.dataclass
+class Row:
+  """One model: greatest relative error of its logits by how they were computed, and how many texts were equal.
+
+  `gap` is the lead of the best logit over the second where the first text that differs does so, None where none does.
+  """
+  name: str
+  family: str
+  errors: dict[str, float]
+  texts: int
+  equal: int
+  gap: float | None = None
+
+  @property
+  def met(self) -> bool:
+    """Logits within the bar, and no text that differs but for a near tie."""
+    return max(self.errors.values(), default=0.0) < BAR and (self.gap is None or self.gap < NEAR_TIE)
+
+  def line(self) -> str:
+    """The row of the printed table."""
+    errors = ", ".join(f"{name} {error:.1e}" for name, error in self.errors.items())
+    gap = "" if self.gap is None else f", first difference where the best logit leads by {self.gap:.1e}"
+    return f"{self.name:22} {self.family:12} {errors}; {self.equal} of {self.texts} texts equal{gap}" + (
+        "" if self.met else "  MISSED")
+
+
+def stored() -> dict[str, tuple[pathlib.Path, dict[str, np.ndarray]]]:
+  """Name -> folder of a tiny checkpoint, and what Transformers computed from it: ids, logits, continuation, gaps."""
+  found = {}
+  for file, parent in (("golden_tiny.npz", FIXTURES), ("golden_families.npz", FIXTURES / "families")):
+    values = dict(np.load(FIXTURES / file))
+    for key in values:
+      if key.endswith("_ids"):
+        name = key.removesuffix("_ids")
+        found[name] = parent / name, {part: values[f"{name}_{part}"] for part in (
+            "ids", "logits", "continuation", "gaps")}
+  return found
+
+
+def against_stored(name: str, folder: pathlib.Path, golden) -> Row:
+  """A tiny checkpoint beside its stored values: read whole, in chunks and token by token, greedy text."""
+  target = specjax.load(str(folder))[0]
+  errors = {kind: _error(logits(target, golden["ids"], width), golden["logits"]) for kind, width in (
+      ("whole", golden["ids"].shape[1]), ("chunks", CHUNK), ("one by one", 1))}
+  texts = generate(target, golden["ids"].tolist(), golden["continuation"].shape[1])
+  row = Row(name, target.config.family, errors, len(texts), 0)
+  for text, wanted, gaps in zip(texts, golden["continuation"].tolist(), golden["gaps"].tolist()):
+    _count(row, text, wanted, lambda place, gaps=gaps: gaps[place])
+  return row
+
+
+def against_live(name: str, peer, target, prompts, new_tokens: int, proposers, progress=lambda items: items) -> Row:
+  """A model beside the installed Transformers.
+
+  Args:
+    name: for the table. peer: a `Peer`. target: the same model.
+    prompts: lists of ids. new_tokens: output tokens of each.
+    proposers: name -> proposer; the text of each is compared.
+    progress: wraps what is gone through.
+  """
+  errors = {"whole": 0.0, "chunks": 0.0}
+  row = Row(name, target.config.family, errors, 0, 0)
+  for prompt in progress(prompts):
+    wanted = peer.generate(prompt, new_tokens)
+    text = np.asarray([[*prompt, *wanted]], np.int32)
+    theirs = peer.logits(text[0].tolist())
+    errors["whole"] = max(errors["whole"], _error(logits(target, text, text.shape[1])[0], theirs))
+    errors["chunks"] = max(errors["chunks"], _error(logits(target, text, 64)[0], theirs))
+    best = np.sort(theirs[len(prompt) - 1:, :target.vocab_size])[:, -2:]
+    for proposer in proposers.values():
+      row.texts += 1
+      got = generate(target, [prompt], new_tokens, proposer)[0]
+      _count(row, got, wanted, lambda place, best=best: float(best[place, 1] - best[place, 0]))
+  return row
+
+
+def generate(target, prompts, new_tokens: int, proposer=specjax.proposers.Plain()) -> list[list[int]]:
+  """Greedy texts, up to and including what ends them."""
+  result = specjax.generate(target, proposer, prompts, max_new_tokens=new_tokens)
+  return [row[:length] for row, length in zip(np.asarray(result.tokens).tolist(), result.lengths.tolist())]
+
+
+def logits(target, texts: np.ndarray, width: int) -> np.ndarray:
+  """f32[B, P, V] of texts i32[B, P], read `width` tokens at a time into a cache that grows by them."""
+  batch, length = texts.shape
+  cache, found = target.init_cache(batch, -(-length // 256) * 256), []
+  for at in range(0, length, width):
+    part = jnp.asarray(texts[:, at:at + width], jnp.int32)
+    made, cache = _chunk(target, part, cache)
+    found.append(np.asarray(made))
+  return np.concatenate(found, 1)
+
+
+@jax.jit
+def _chunk(target, tokens, cache):
+  batch, width = tokens.shape
+  positions = cache.length[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
+  mask = jnp.broadcast_to(jnp.tril(jnp.ones((width, width), bool)), (batch, width, width))
+  out = target.forward(tokens, positions, mask, cache)
+  return target.logits(out.hidden), cache.commit(out.in_flight, jnp.full((batch,), width, jnp.int32))
+
+
+def _error(got, wanted) -> float:
+  wanted = wanted[..., :got.shape[-1]]
+  return float(np.abs(got - wanted).max() / np.abs(wanted).max())
+
+
+def _count(row, text, wanted, gap):
+  if text == wanted:
+    row.equal += 1
+    return
+  place = next((i for i, (a, b) in enumerate(zip(text, wanted)) if a != b), min(len(text), len(wanted)) - 1)
+  row.gap = max(row.gap or 0.0, gap(place))
+
+
+class Peer:
+  """A model as Transformers runs it, in float32 with eager attention.
+
+  Raises:
+    PeersMissingError: from `peers.load`, where the packages are not installed.
+  """
+
+  def __init__(self, model, torch):
+    self._model, self._torch = model, torch
+
+  def logits(self, text) -> np.ndarray:
+    """f32[P, V] of one text."""
+    with self._torch.inference_mode():
+      return self._model(self._torch.tensor([text])).logits[0].float().numpy()
+
+  def generate(self, prompt, new_tokens: int) -> list[int]:
+    """Greedy text behind a prompt, up to and including what ends it."""
+    ids = self._torch.tensor([prompt])
+    with self._torch.inference_mode():
+      out = self._model.generate(ids, attention_mask=self._torch.ones_like(ids), do_sample=False,
+                                 max_new_tokens=new_tokens)
+    return out[0, len(prompt):].tolist()

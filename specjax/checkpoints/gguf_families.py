@@ -1,0 +1,158 @@
+"""Families of decoders as GGUF files have them: which keys say what, and what tensors are called.
+
+Files of Gemma hold the weights of norms as they are used (the converter has added the 1), and queries and keys of llama
+are stored for even-odd rotary pairs, which `assemble` puts back. Facts are those of llama.cpp's converter and loader
+(convert_hf_to_gguf.py, llama-model.cpp).
+"""
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from specjax.checkpoints import gguf_vocabulary
+from specjax.checkpoints.errors import CheckpointError
+from specjax.checkpoints.gguf_header import GGUFHeader
+from specjax.models import rope
+from specjax.models.config import DecoderConfig
+
+NAMES = {
+  "embedding": "token_embd.weight", "final_norm": "output_norm.weight", "head": "output.weight",
+  "attention_norm": "blk.{}.attn_norm.weight", "query": "blk.{}.attn_q.weight", "key": "blk.{}.attn_k.weight",
+  "value": "blk.{}.attn_v.weight", "query_bias": "blk.{}.attn_q.bias", "key_bias": "blk.{}.attn_k.bias",
+  "value_bias": "blk.{}.attn_v.bias", "query_norm": "blk.{}.attn_q_norm.weight",
+  "key_norm": "blk.{}.attn_k_norm.weight", "attention_out": "blk.{}.attn_output.weight",
+  "attention_post_norm": "blk.{}.post_attention_norm.weight", "mlp_norm": "blk.{}.ffn_norm.weight",
+  "gate": "blk.{}.ffn_gate.weight", "up": "blk.{}.ffn_up.weight", "down": "blk.{}.ffn_down.weight",
+  "mlp_post_norm": "blk.{}.post_ffw_norm.weight"}
+ROPE_FACTORS = "rope_freqs.weight"  # what frequencies are divided by: llama3's rule, worked out by the converter
+
+# Keys below "<architecture>." that every family reads, and those that change the arithmetic, with the one value that
+# leaves it as it is.
+_READ = frozenset([
+  "block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count",
+  "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon",
+  "rope.freq_base", "rope.dimension_count", "vocab_size"])
+_SCALING = frozenset(["rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length"])
+_NEUTRAL = {"rope.scaling.finetuned": False, "rope.scale_linear": 1.0, "expert_count": 0, "expert_used_count": 0,
+            "attention.causal": True, "attention.sliding_window": 0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+  """One `general.architecture`: what its configuration has beside Llama's, which keys that reads, the order of rows."""
+  different: Callable[["Keys"], dict] = lambda keys: {}
+  read: frozenset = frozenset()
+  interleaved: bool = False
+
+
+class Keys:
+  """The keys of one architecture in a header, checked as they are read."""
+
+  def __init__(self, header: GGUFHeader):
+    self.path, self.family = header.path, header.metadata.get("general.architecture")
+    prefix = f"{self.family}."
+    self.values = {key[len(prefix):]: value for key, value in header.metadata.items() if key.startswith(prefix)}
+
+  def refuse(self, key, says):
+    raise CheckpointError(f"{self.path}: {self.family}.{key} is {str(self.values.get(key))[:60]}; {says}")
+
+  def count(self, key, default=None):
+    """A positive whole number."""
+    value = self.values.get(key, default)
+    if type(value) is not int or value < 1:
+      self.refuse(key, "a positive whole number is required")
+    return value
+
+  def real(self, key, default=None):
+    """A positive number."""
+    value = self.values.get(key, default)
+    if not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+      self.refuse(key, "a positive number is required")
+    # The shortest decimal of the stored float32 is what the model's author wrote: 1e-05, not 9.999999747378752e-06.
+    return float(str(np.float32(value)))
+
+
+def read_config(header: GGUFHeader) -> DecoderConfig:
+  """The decoder that a GGUF header describes; raises CheckpointError naming a key that is absent or unsupported."""
+  keys = Keys(header)
+  if keys.family not in FAMILIES:
+    raise CheckpointError(f"{keys.path}: architecture {keys.family!r} is not supported (supported: "
+                          f"{', '.join(FAMILIES)})")
+  family = FAMILIES[keys.family]
+  for key, value in keys.values.items():
+    if key in _NEUTRAL and key not in family.read and value != _NEUTRAL[key]:
+      keys.refuse(key, f"not supported (only {_NEUTRAL[key]!r} is)")
+    if key not in _READ | _SCALING | family.read and key not in _NEUTRAL:
+      raise CheckpointError(f"{keys.path}: configuration key '{keys.family}.{key}' (= {str(value)[:60]}) is not known, "
+                            "so it cannot be honoured; convert the model without it")
+  layers, width, heads = keys.count("block_count"), keys.count("embedding_length"), keys.count("attention.head_count")
+  head_width = keys.count("attention.key_length", width // heads)
+  for key in ("attention.value_length", "rope.dimension_count"):
+    if keys.count(key, head_width) != head_width:
+      keys.refuse(key, f"not supported: it must equal the head width {head_width}")
+  if layers > len(header.tensors):
+    raise CheckpointError(f"{keys.path}: {keys.family}.block_count = {layers}, but the file holds "
+                          f"{len(header.tensors)} tensors")
+  embedding = header.tensors.get(NAMES["embedding"])
+  vocab_size = keys.count("vocab_size", embedding.shape[0] if embedding else None)
+  num_tokens, eos_ids = gguf_vocabulary.token_count(header.metadata), gguf_vocabulary.eos_ids(header.metadata)
+  if num_tokens > vocab_size:
+    raise CheckpointError(f"{keys.path}: the tokenizer has {num_tokens} tokens and the embedding only {vocab_size} rows")
+  values = dict(
+      vocab_size=vocab_size, num_tokens=num_tokens or vocab_size, width=width, layers=layers, heads=heads,
+      kv_heads=keys.count("attention.head_count_kv", heads), head_width=head_width,
+      mlp_width=keys.count("feed_forward_length"), norm_eps=keys.real("attention.layer_norm_rms_epsilon"),
+      rope_theta=keys.real("rope.freq_base", 10000.0), max_context=keys.count("context_length"), eos_ids=eos_ids,
+      tied=NAMES["head"] not in header.tensors, family=keys.family, rope_scaling=_scaling(keys))
+  try:
+    return DecoderConfig(**(values | family.different(keys)))
+  except CheckpointError:
+    raise
+  except ValueError as error:
+    raise CheckpointError(f"{keys.path}: {error}") from error
+
+
+def _scaling(keys) -> rope.RopeScaling | None:
+  kind = keys.values.get("rope.scaling.type", "none")
+  if kind == "none":
+    if keys.values.get("rope.scaling.factor", 1.0) != 1.0:
+      keys.refuse("rope.scaling.factor", "without rope.scaling.type only 1.0 is supported")
+    return None
+  if kind == "linear":
+    return rope.RopeScaling("linear", keys.real("rope.scaling.factor"))
+  if kind == "yarn":
+    return rope.RopeScaling("yarn", keys.real("rope.scaling.factor"), keys.count("rope.scaling.original_context_length"),
+                            low=1.0, high=32.0)
+  keys.refuse("rope.scaling.type", "supported are none, linear and yarn")
+
+
+def _gemma(keys, every, largest):
+  """Gemma 2 and 3: windows in all layers but the last of each `every`; the largest model, known by its number of layers,
+  scales queries by the model's width."""
+  layers, width, heads = keys.count("block_count"), keys.count("embedding_length"), keys.count("attention.head_count")
+  window = keys.count("attention.sliding_window", 4096 if every == 2 else None)
+  size = width // heads if layers == largest else keys.count("attention.key_length", width // heads)
+  return dict(windows=tuple(window if (i + 1) % every else None for i in range(layers)), post_norm=True,
+              activation="gelu_tanh", query_scale=size ** -0.5, embedding_scale=width ** 0.5)
+
+
+def _gemma2(keys):
+  return _gemma(keys, 2, 46) | dict(attention_cap=keys.real("attn_logit_softcapping", 50.0),
+                                    logit_cap=keys.real("final_logit_softcapping", 30.0))
+
+
+def _gemma3(keys):
+  # The pattern and the base of layers with a window are constants of the architecture in files that do not say them.
+  every = keys.count("attention.sliding_window_pattern", 6)
+  return _gemma(keys, every, 62) | dict(qk_norm="head", local_rope_theta=keys.real("rope.freq_base_swa", 10000.0))
+
+
+FAMILIES = {
+  "llama": Family(interleaved=True),
+  "qwen2": Family(lambda keys: dict(qkv_bias=True)),
+  "qwen3": Family(lambda keys: dict(qk_norm="head")),
+  "gemma2": Family(_gemma2, frozenset(["attention.sliding_window", "attn_logit_softcapping",
+                                       "final_logit_softcapping"])),
+  "gemma3": Family(_gemma3, frozenset(["attention.sliding_window", "attention.sliding_window_pattern",
+                                       "rope.freq_base_swa"])),
+}
