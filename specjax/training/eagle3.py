@@ -17,6 +17,7 @@ from specjax.training import batches
 from specjax.training import by_depth
 from specjax.training import own_passes
 from specjax.training import shifts
+from specjax.training import starting_layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,7 @@ def init(target, ids: np.ndarray, features: tuple[int, ...], key: jax.Array) -> 
                                  mlp_width=c.mlp_width, norm_eps=c.norm_eps, rope_theta=c.rope_theta)
   config = eagle3.Eagle3Config(shape=shape, target_width=c.width, features=features, vocab_size=c.num_tokens,
                                draft_vocab=len(ids), max_context=c.max_context)
-  last = w.layers[-1]
+  last, = starting_layers.last(target)
   noise = lambda key, rows, columns: 0.02 * jax.random.normal(key, (rows, columns), last.qkv.dtype)
   first, second = jax.random.split(key)
   fuse = noise(first, c.width, len(features) * c.width) / 4

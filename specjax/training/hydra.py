@@ -24,6 +24,7 @@ from specjax.training import batches
 from specjax.training import by_depth
 from specjax.training import own_passes
 from specjax.training import shifts
+from specjax.training import starting_layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +96,7 @@ def _shape(c):
 
 def _prefix(target):
   """The target's last layer without what it adds, and a norm that keeps the size of the hidden state."""
-  last, final = target.weights.layers[-1], target.weights.final_norm
+  (last,), final = starting_layers.last(target), target.weights.final_norm
   layer = draft_layer.DraftLayer(
       qkv=last.qkv, attention_out=jnp.zeros_like(last.attention_out), mlp_norm=last.mlp_norm, gate_up=last.gate_up,
       down=jnp.zeros_like(last.down))

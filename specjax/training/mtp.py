@@ -24,6 +24,7 @@ from specjax.training import batches
 from specjax.training import by_depth
 from specjax.training import own_passes
 from specjax.training import shifts
+from specjax.training import starting_layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +57,7 @@ def init(target, ids: np.ndarray, key: jax.Array) -> mtp.MtpHead:
   c, w = target.config, target.weights
   shape = draft_layer.LayerShape(width=c.width, heads=c.heads, kv_heads=c.kv_heads, head_width=c.head_width,
                                  mlp_width=c.mlp_width, norm_eps=c.norm_eps, rope_theta=c.rope_theta)
-  last, final = w.layers[-1], w.final_norm.astype(jnp.float32)
+  (last,), final = starting_layers.last(target), w.final_norm.astype(jnp.float32)
   size = jnp.sqrt(jnp.mean(jnp.square(final)))
   out_again = size * final / jnp.maximum(jnp.square(final), jnp.square(size / 10))  # some weights are next to nothing
   fuse = 0.02 * jax.random.normal(key, (c.width, 2 * c.width), last.qkv.dtype)

@@ -23,6 +23,7 @@ from specjax.training import by_depth
 from specjax.training import eagle3
 from specjax.training import own_passes
 from specjax.training import shifts
+from specjax.training import starting_layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +52,7 @@ def init(target, ids: np.ndarray, features: tuple[int, ...], *, layers: int, dep
                      "(--head_layers)")
   first_key, hidden_key = jax.random.split(key)
   first = eagle3.init(target.keep((c.layers - layers,)), ids, features, first_key)
-  last = [w.layers[i] for i in range(c.layers - layers + 1, c.layers)]
+  last = starting_layers.last(target, layers - 1) if layers > 1 else ()
   made = tuple(draft_layer.DraftLayer(qkv=x.qkv, attention_out=x.attention_out, mlp_norm=x.mlp_norm, gate_up=x.gate_up,
                                       down=x.down) for x in last)
   # As speculators draws it.

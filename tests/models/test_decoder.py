@@ -216,7 +216,7 @@ def test_the_step_never_meets_the_host(compiled_step):
 
 @pytest.mark.parametrize("kwargs,message", [
     (dict(heads=4, kv_heads=3), "heads=4 is not a multiple of kv_heads=3"),
-    (dict(heads=4, kv_heads=2, rope_layout="x"), "rope_layout='x': allowed are 'half' and 'interleaved'"),
+    (dict(heads=4, kv_heads=2, rope_layout="x"), "rope_layout='x': allowed are 'half', 'interleaved'"),
     (dict(heads=4, kv_heads=2, activation="relu"), "activation='relu': allowed are 'silu', 'gelu', 'gelu_tanh'"),
     (dict(heads=4, kv_heads=2, windows=(4,)), "1 windows for 2 layers"),
     (dict(heads=4, kv_heads=2, windows=(4, 0)), "each is a positive number"),
