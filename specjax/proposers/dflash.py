@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from specjax import cache as cache_lib
 from specjax import growth
+from specjax.models import base as models
 from specjax.proposers import autoregressive
 from specjax.proposers import base
 from specjax.proposers import draft_ids
@@ -104,6 +105,7 @@ class DFlash(base.Defaults):
   def init(self, target, batch, capacity):
     """See `base.Proposer.init`."""
     base.layers_of(target, "DFlash")
+    models.decoder_only(target, "DFlash")
     self.head.check(target)
     draft_ids.check(target, self.head.ids)
     width = len(self.head.features) * target.config.width
