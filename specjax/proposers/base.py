@@ -141,6 +141,13 @@ def same_vocabulary(target: models.Target, drafter: models.Target) -> None:
                      "share a vocabulary; use a drafter of the same family")
 
 
+def no_encoder(drafter: models.Target, method: str) -> None:
+  """Raises ValueError for a drafter with an encoder, where `method` gives it a text of its own."""
+  if models.encodes(drafter):
+    raise ValueError(f"{method} writes the text anew in the drafter's ids, and {type(drafter).__name__} reads inputs with "
+                     "an encoder; use a decoder as the drafter, or one of the target's own family with draft_model")
+
+
 def layers_of(target: models.Target, method: str) -> int:
   """How many layers a target has. Raises ValueError for one without: it cannot be run in part."""
   if not hasattr(target, "keep"):
