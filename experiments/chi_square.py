@@ -19,6 +19,7 @@ from experiments.harness import cli
 from experiments.harness import seeds
 from experiments.harness import settings
 import specjax
+from specjax.models import base as models
 
 _SEEDS = flags.DEFINE_integer("seeds", 20000, "Seeds of every verifier.", lower_bound=1000)
 _BATCH = flags.DEFINE_integer("batch_size", 32, "Seeds run together.", lower_bound=1)
@@ -35,6 +36,7 @@ def main():
   if not temperature > 0:
     raise ValueError(f"--temperature={temperature}: a greedy text is one text; give a temperature above 0 to count")
   target, tokenizer = specjax.load(settings.TARGET.value)
+  models.decoder_only(target, "this test")
   prompt = tokenizer.encode(_PROMPT.value, add_special_tokens=True)
   counted = seeds.Counted(target, prompt, temperature=temperature, top_k=_KEEP.value, noise=_NOISE.value)
   results = []

@@ -15,6 +15,7 @@ from experiments.harness import environment
 from experiments.harness import peers
 from experiments.harness import settings
 import specjax
+from specjax.models import base as models
 
 _REPEATS = flags.DEFINE_integer("repeats", 3, "Timed runs of each arm on each prompt.", lower_bound=1)
 _ARMS = flags.DEFINE_multi_enum("arm", None, [*peers.TRANSFORMERS_ARMS, *peers.SPECJAX_ARMS],
@@ -29,6 +30,7 @@ def main():
   new = settings.MAX_NEW_TOKENS.value
   arms = peers.transformers_arms(specjax.checkpoints.resolve(settings.TARGET.value), new, names)
   target, tokenizer = specjax.load(settings.TARGET.value)
+  models.decoder_only(target, "this comparison")
   arms.update(peers.specjax_arms(target, new, names))
   listed = json.loads(_PROMPTS.read_text(encoding="utf-8"))
   prompts = {name: tokenizer.chat(prompt["messages"]) for name, prompt in listed.items()}

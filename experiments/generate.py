@@ -14,6 +14,7 @@ from experiments.harness import rules
 from experiments.harness import settings
 from experiments import pairs
 import specjax
+from specjax.models import base as models
 
 _PROMPT = flags.DEFINE_string("prompt", None, "The user's message.")
 _SYSTEM = flags.DEFINE_string("system", None, "A system message; the target's own default without it.")
@@ -41,7 +42,10 @@ def main():
   built = methods.build_all([_METHOD.value], methods.Given(target, tokenizer, settings.TARGET.value))
   rules.check(built, verifier)
   proposer = built[_METHOD.value]
-  if _RAW.value:
+  if models.encodes(target) and _SYSTEM.value:
+    raise ValueError(f"--system belongs to a chat template, and {settings.TARGET.value} reads the prompt alone with an "
+                     "encoder; leave it out")
+  if _RAW.value or models.encodes(target):
     prompt = tokenizer.encode(_PROMPT.value, add_special_tokens=True)
   else:
     system = [{"role": "system", "content": _SYSTEM.value}] if _SYSTEM.value else []

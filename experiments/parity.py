@@ -56,7 +56,7 @@ def _live(name, known):
   peer = parity.Peer(*peers.load_model(path))
   target, tokenizer = specjax.load(str(path))
   if name in known:
-    prompts = known[name][1]["ids"].tolist()
+    prompts = parity.prompts(known[name][1])
   else:
     requests = workloads.read_workload(workloads.BUNDLED)[::2][:_PROMPTS.value]
     prompts = [_prompt(tokenizer, request.turns[0])[-600:] for request in requests]

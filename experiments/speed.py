@@ -20,6 +20,7 @@ from experiments.harness import speed
 from experiments.harness import speed_report
 from experiments.harness import verifier_speed
 from specjax import checkpoints
+from specjax.models import base as models
 import specjax
 
 _PROTOTYPE = flags.DEFINE_string("prototype", None, "Path of the prototype's decode_loop.py.")
@@ -40,6 +41,7 @@ def main():
   timers, results, prompts, report = verifier_speed.timers(), {}, {}, []
   if _ONLY.value != "verify":
     target, tokenizer = specjax.load(settings.TARGET.value)
+    models.decoder_only(target, "this measurement")
     listed = json.loads(_PROMPTS.read_text(encoding="utf-8"))
     prompts = {name: tokenizer.chat(entry["messages"]) for name, entry in listed.items()}
     timers = speed.model_timers(target, prompts, results, steps=_STEPS.value) | timers

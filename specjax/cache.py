@@ -6,7 +6,12 @@ the accepted path behind `length`. Nothing is ever rolled back, because rejected
 what keeps ragged batches, sliding windows and recurrent state safe. A layer with a window of W tokens keeps a ring: the
 token at position q lies in slot q mod W, of at most W slots (`models.windows` says what is seen of it).
 
-Letters: B batch rows, K key/value heads, S slots, C head width, T nodes, D greatest depth, L layers, W window.
+A model with an encoder has a text that begins with the encoder's inputs: `length` counts them, and what the decoder
+reads of them, computed once a request, stands beside its own keys and values, in `cross`. The token at position q of the
+text lies in slot q - inputs.
+
+Letters: B batch rows, K key/value heads, S slots, C head width, T nodes, D greatest depth, L layers, W window, P slots of
+the encoder's inputs.
 """
 import chex
 from flax import struct
@@ -54,6 +59,26 @@ class Resume:
 
 
 @struct.dataclass
+class Cross:
+  """Keys and values that a decoder reads of an encoder's outputs. Nothing of them changes once they are there."""
+  keys: tuple[jax.Array, ...]    # L x [B, K, C, P]
+  values: tuple[jax.Array, ...]  # L x [B, K, P, C]
+  inputs: jax.Array              # i32[B]; the encoder's tokens of each row, 0 until they have been read
+  skipped: int = struct.field(pytree_node=False, default=0)  # slots less than the text has, as no row's inputs are fewer
+
+  @property
+  def slots(self) -> int:
+    """P."""
+    return self.keys[0].shape[3]
+
+  def fill(self, keys, values, inputs: jax.Array) -> "Cross":
+    """With what was computed of at most P inputs, L x f[B, K, C, N] and f[B, K, N, C]; `inputs` i32[B] of them are real."""
+    put = lambda old, new: jax.lax.dynamic_update_slice(old, new.astype(old.dtype), (0,) * 4)
+    return self.replace(keys=tuple(map(put, self.keys, keys)), values=tuple(map(put, self.values, values)),
+                        inputs=inputs)
+
+
+@struct.dataclass
 class KVCache:
   """Committed keys and values. Layers are separate arrays, and so are keys and values: stacking copies them.
 
@@ -64,11 +89,17 @@ class KVCache:
   values: tuple[jax.Array, ...]  # L x [B, K, S, C]
   length: jax.Array              # i32[B]; committed tokens of each row
   windows: tuple[int | None, ...] = struct.field(pytree_node=False, default=())  # one a layer; () is None everywhere
+  cross: Cross | None = None     # of a model with an encoder
 
   @property
   def slots(self) -> int:
-    """Slots of the layer that has most of them."""
-    return max(x.shape[3] for x in self.keys)
+    """Tokens of a text that there is room for: slots of the layer that has most of them."""
+    return max(x.shape[3] for x in self.keys) + (0 if self.cross is None else self.cross.skipped)
+
+  @property
+  def written(self) -> jax.Array:
+    """i32[B]; slots that hold a token: `length` without the encoder's inputs."""
+    return self.length if self.cross is None else self.length - self.cross.inputs
 
   def commit(self, block: InFlight, count: jax.Array) -> "KVCache":
     """Writes the first `count` i32[B] nodes of a block (already in path order) behind `length`.
@@ -76,12 +107,12 @@ class KVCache:
     Slots at or beyond S are dropped, never clamped to the last one. A node that is not counted writes nothing.
     """
     chex.assert_equal_shape([self.length, count])
-    nodes, writers = block.keys[0].shape[3], {}
+    nodes, place, writers = block.keys[0].shape[3], self.written, {}
 
     def write(old, new, axis, window):
       slots = old.shape[axis]
       if (slots, window) not in writers:
-        writers[slots, window] = _writer(self.length, count, nodes, slots, window)
+        writers[slots, window] = _writer(place, count, nodes, slots, window)
       return writers[slots, window](old, new, axis)
 
     windows = self.windows or (None,) * len(self.keys)
@@ -97,13 +128,16 @@ class KVCache:
 
   def of_layers(self, layers: tuple[int, ...]) -> "KVCache":
     """The same committed tokens, of some layers."""
-    return self.replace(keys=tuple(self.keys[i] for i in layers), values=tuple(self.values[i] for i in layers),
+    pick = lambda values: tuple(values[i] for i in layers)
+    cross = self.cross and self.cross.replace(keys=pick(self.cross.keys), values=pick(self.cross.values))
+    return self.replace(keys=pick(self.keys), values=pick(self.values), cross=cross,
                         windows=tuple(self.windows[i] for i in layers) if self.windows else ())
 
   def grow(self, slots: int) -> "KVCache":
     """The same content in `slots` >= S slots."""
     if slots < self.slots:
       raise ValueError(f"a cache of {self.slots} slots cannot become one of {slots}")
+    slots -= 0 if self.cross is None else self.cross.skipped
 
     def padded(x, axis, window):
       # A ring that has fewer than W slots has never begun anew, so its tokens stay where they are.

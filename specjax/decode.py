@@ -54,8 +54,11 @@ class DecodeState:
 
   def context(self) -> proposers.Context:
     """What a proposer sees."""
+    given = {}
+    if self.cache.cross is not None:
+      given = {"inputs": self.cache.cross.inputs, "input_tokens": self.tokens[:, :self.cache.cross.slots]}
     return proposers.Context(tokens=self.tokens, length=self.length, start=self.start, active=self.active,
-                             budget=self.limit - self.length, params=self.params, rules=self.rules)
+                             budget=self.limit - self.length, params=self.params, rules=self.rules, **given)
 
 
 @struct.dataclass
@@ -165,6 +168,11 @@ def commit(target, proposer, state: DecodeState, outcome: Outcome) -> DecodeStat
                                          width_index=outcome.width_index, beyond=beyond))
 
 
+def encode(target, state: DecodeState, inputs: jax.Array) -> DecodeState:
+  """Reads the first `inputs` i32[B] tokens of every row with the target's encoder, once, before any other pass."""
+  return state.replace(cache=target.encode(state.cache, state.tokens[:, :state.cache.cross.slots], inputs))
+
+
 def prefill_chunk(target, proposer, state: DecodeState, mask: jax.Array) -> DecodeState:
   """Commits the next chunk of every row's prompt, up to its last token but one.
 
@@ -237,7 +245,7 @@ def _prefixes(state, tree, mask):
     states = constraints.node_states(state.constraint, state.constraint_state, tree)
     allowed = constraints.allowed_at(state.constraint, states)
   return processors.Prefixes(tokens=state.tokens, length=state.length, start=state.start, eos=state.rules.eos,
-                             path_tokens=tree.tokens, mask=mask, allowed=allowed)
+                             path_tokens=tree.tokens, mask=mask, allowed=allowed, begin=state.context().inputs)
 
 
 def _emitted(tokens, verdict):

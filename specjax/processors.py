@@ -29,6 +29,7 @@ class Prefixes:
   path_tokens: jax.Array  # i32[B, T]; the tree's tokens
   mask: jax.Array         # bool[B, T, T]; ancestor or self
   allowed: jax.Array | None = None  # bool[B, T, V]; what a constraint allows behind each node
+  begin: jax.Array | None = None    # i32[B]; tokens that an encoder reads, which no penalty counts; None without one
 
 
 def adjust(logits: jax.Array, params: sampling_params.SamplingParams, prefixes: Prefixes) -> jax.Array:
@@ -95,6 +96,8 @@ def _penalise(logits, params, prefixes):
   vocabulary, width = logits.shape[-1], logits.shape[1]
   tokens, mask, path_tokens = prefixes.tokens, prefixes.mask, prefixes.path_tokens
   known = jnp.arange(tokens.shape[1])[None] < prefixes.length[:, None]
+  if prefixes.begin is not None:
+    known = known & (jnp.arange(tokens.shape[1])[None] >= prefixes.begin[:, None])
   counts = jnp.zeros((tokens.shape[0], vocabulary), logits.dtype)
   counts = counts.at[_row(tokens), _place(jnp.where(known, tokens, -1), vocabulary)].add(1, mode="drop")
   penalised = _penalty(logits, counts[:, None], params)

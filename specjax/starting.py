@@ -6,6 +6,7 @@ the proposer drafts, which is known from shapes alone.
 Letters: B batch rows, S slots.
 """
 import functools
+import time
 
 import jax
 import jax.numpy as jnp
@@ -17,15 +18,24 @@ from specjax import keys as keys_lib
 from specjax import logprobs as logprobs_lib
 from specjax import sampling
 from specjax import stopping
+from specjax.models import base as models
 from specjax.verifiers import point
 
 CHUNKS = (16, 32, 64, 96, 128, 192, 256)  # prompt tokens of one prefill program
 _FIRST_BUCKET = 256     # slots; each further bucket is twice as large
+_FIRST_INPUTS = 64      # slots of an encoder's inputs, likewise
 
 
 def start(target, proposer, prompts, params=None, *, max_new_tokens=128, key=None, eos_ids=None, stop_sequences=(),
-          verifier=point.Point(), constraint=None, logprobs=None) -> decode.DecodeState:
-  """The state behind the prefill, ready for the first step. Arguments and errors as in `generate`."""
+          verifier=point.Point(), constraint=None, logprobs=None, written=None,
+          spent: dict | None = None) -> decode.DecodeState:
+  """The state behind the prefill, ready for the first step. Arguments and errors as in `generate`.
+
+  Args:
+    written: token ids that rows have written already, a list of B lists: the output goes on behind them. For a decoder
+      that is the same as a longer prompt; a target with an encoder reads prompts only.
+    spent: takes the seconds of the encoder, under "encode", if the target has one; the device is waited for.
+  """
   rows = len(prompts)
   if not rows:
     raise ValueError("no prompts were given; at least one is needed")
@@ -34,7 +44,10 @@ def start(target, proposer, prompts, params=None, *, max_new_tokens=128, key=Non
     raise ValueError(f"max_new_tokens={max_new_tokens!r}: it must be a whole number, or {rows} of them, one a row")
   budget = np.broadcast_to(budget, (rows,)).astype(np.int64)
   prompts = [np.asarray(prompt) for prompt in prompts]
-  _check(target, prompts, budget)
+  _check(target, prompts, budget, written or [()] * rows)
+  inputs = np.array([len(prompt) for prompt in prompts], np.int32)
+  prompts = [np.concatenate([prompt, models.opening(target), () if written is None else written[row]]).astype(np.int32)
+             for row, prompt in enumerate(prompts)]
   lengths = np.array([len(prompt) for prompt in prompts], np.int32)
   limit = (lengths + budget).astype(np.int32)
   slots = bucket(int(np.max(np.minimum(lengths + proposer.max_depth + 1, limit))), target.max_context)
@@ -64,12 +77,21 @@ def start(target, proposer, prompts, params=None, *, max_new_tokens=128, key=Non
       logprobs=None if logprobs is None else logprobs_lib.empty(rows, slots, logprobs))
   fill = lambda cache, proposer_state, keys: state.replace(cache=cache, proposer=proposer_state, keys=keys)
   given = (target, proposer, jax.random.key(0) if key is None else key, params.seed)
-  sizes = dict(slots=slots, capacity=capacity)
+  sizes = dict(slots=slots, capacity=capacity, encoder=_encoder_sizes(target, inputs, slots))
   _check_verifier(proposer, verifier)
   if proposer.max_nodes > 1 and keys_lib.STOP in verifier.purposes:  # others look at no q
     _check_drafts(target, proposer, verifier, fill(*fresh.eval_shape(*given, **sizes)))
   state = fill(*fresh(*given, **sizes))
-  for chunk in chunks(int(lengths.max()) - 1):
+  left = lengths - 1
+  if models.encodes(target):
+    if spent is not None:
+      jax.block_until_ready(state)
+    begin = time.perf_counter()
+    state, left = encode(target, state, inputs), left - inputs
+    if spent is not None:
+      jax.block_until_ready(state)
+      spent["encode"] = time.perf_counter() - begin
+  for chunk in chunks(int(left.max())):
     state = prefill(target, proposer, state, _causal(chunk))
   return state
 
@@ -80,13 +102,15 @@ def _copied(tree):
   return jax.tree.map(functools.partial(jnp.array, copy=True), tree)
 
 
-@functools.partial(jax.jit, static_argnames=("slots", "capacity"))
-def fresh(target, proposer, key, seeds, *, slots, capacity):
-  """Cache, proposer state and row keys of a new batch, in one dispatch."""
+@functools.partial(jax.jit, static_argnames=("slots", "capacity", "encoder"))
+def fresh(target, proposer, key, seeds, *, slots, capacity, encoder=()):
+  """Cache, proposer state and row keys of a new batch, in one dispatch. `encoder` is empty, or the slots of its inputs
+  and those that no row's output can need."""
   rows = seeds.shape[0]
-  return target.init_cache(rows, slots), proposer.init(target, rows, capacity), keys_lib.row_keys(key, seeds)
+  return target.init_cache(rows, slots, *encoder), proposer.init(target, rows, capacity), keys_lib.row_keys(key, seeds)
 
 
+encode = jax.jit(decode.encode, donate_argnames="state")
 prefill = jax.jit(decode.prefill_chunk, donate_argnames="state")
 
 
@@ -147,6 +171,16 @@ def bucket(needed: int, greatest: int) -> int:
   return max(min(slots, greatest), needed)
 
 
+def _encoder_sizes(target, inputs, slots):
+  """Slots of an encoder's inputs, 64 times a power of two, and those that all rows' inputs leave unused."""
+  if not models.encodes(target):
+    return ()
+  size = _FIRST_INPUTS
+  while size < inputs.max():
+    size *= 2
+  return min(size, slots), int(inputs.min()) // _FIRST_BUCKET * _FIRST_BUCKET
+
+
 @functools.lru_cache
 def _causal(size: int):
   return np.tril(np.ones((size, size), bool))
@@ -162,8 +196,10 @@ def _end_ids(target, eos_ids):
   return tuple(map(int, ids))
 
 
-def _check(target, prompts, budget):
-  for row, (prompt, new) in enumerate(zip(prompts, budget)):
+def _check(target, prompts, budget, written):
+  if len(written) != len(prompts):
+    raise ValueError(f"written holds {len(written)} lists of ids for {len(prompts)} prompts; one a row is needed")
+  for row, (prompt, new, more) in enumerate(zip(prompts, budget, written)):
     if not prompt.size:
       raise ValueError(f"prompt {row} is empty; it needs at least one token")
     if prompt.ndim != 1 or prompt.dtype.kind not in "iu":
@@ -174,7 +210,8 @@ def _check(target, prompts, budget):
                        f"ids of this target are 0 to {target.vocab_size - 1}")
     if new < 1:
       raise ValueError(f"max_new_tokens={int(new)} in row {row}: it must be 1 or more")
-    if prompt.size + new > target.max_context:
-      raise ValueError(f"prompt {row} has {prompt.size} tokens and max_new_tokens={int(new)}, together more than the "
+    size = prompt.size + len(models.opening(target)) + len(more)
+    if size + new > target.max_context:
+      raise ValueError(f"prompt {row} has {size} tokens and max_new_tokens={int(new)}, together more than the "
                        f"target's context of {target.max_context}; shorten the prompt or lower max_new_tokens to "
-                       f"{max(target.max_context - prompt.size, 0)}")
+                       f"{max(target.max_context - size, 0)}")

@@ -51,7 +51,10 @@ def part_timers(target, proposer, prompt, rows: int = 1, params=None, verifier=p
   room = 2 * proposer.max_depth + 2
   if params is not None and params.min_new_tokens:
     params = params.replace(min_new_tokens=min(params.min_new_tokens, room))
-  state = drivers.start(target, proposer, [prompt] * rows, params, max_new_tokens=room, verifier=verifier)
+  # All timing is at most two tokens back; a decoder behind an encoder has written these, and no others.
+  split = max(1, len(prompt) - 2)
+  state = drivers.start(target, proposer, [prompt[:split]] * rows, params, max_new_tokens=room, verifier=verifier,
+                        written=[prompt[split:]] * rows)
   widths = decode.widths_for(proposer.max_nodes)
   draft = decode.draft if proposer.host else jax.jit(decode.draft)
   tree = draft(target, proposer, state)[0].widen(widths[-1])

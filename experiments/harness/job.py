@@ -162,9 +162,9 @@ class Job:
   def _gap(self, prompt, output):
     """The top-2 logit gap behind `prompt` and `output`, computed as decoding does: prefill, then the pending token."""
     params = settings.sampling_params()
-    left = max(0, params.min_new_tokens - len(output))  # all of the text is a prompt here
-    state = drivers.start(self.plan.target, proposers.Plain(), [prompt + output], params.replace(min_new_tokens=left),
-                          max_new_tokens=max(1, left))
+    left = max(0, params.min_new_tokens - len(output))  # all of the text counts as a prompt here
+    state = drivers.start(self.plan.target, proposers.Plain(), [prompt], params.replace(min_new_tokens=left),
+                          max_new_tokens=max(1, left), written=[output])
     return float(_top_two_gap(self.plan.target, state))
 
 
@@ -178,6 +178,7 @@ def _top_two_gap(target, state):
   pending, one = state.context().pending[:, None], jnp.ones((1, 1, 1), bool)
   out = target.forward(pending, state.length[:, None] - 1, one, state.cache)
   logits = processors.adjust(target.logits(out.hidden), state.params, processors.Prefixes(
-      tokens=state.tokens, length=state.length, start=state.start, eos=state.rules.eos, path_tokens=pending, mask=one))
+      tokens=state.tokens, length=state.length, start=state.start, eos=state.rules.eos, path_tokens=pending, mask=one,
+      begin=state.context().inputs))
   first, second = jax.lax.top_k(logits[0, 0], 2)[0]
   return first - second

@@ -14,6 +14,7 @@ from experiments.harness import rules
 from experiments.harness import settings
 from experiments.workloads import Request
 from specjax import drivers
+from specjax.models import base as models
 from specjax.verifiers import point
 
 
@@ -22,7 +23,8 @@ _AGAIN = 16  # tokens that a reply may grow by when it is decoded and encoded ag
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What is measured: `methods` are proposers by name, the first one's replies continue a conversation."""
+  """What is measured: `methods` are proposers by name, the first one's replies continue a conversation. A target with an
+  encoder reads each turn alone, as it is."""
   target: object
   tokenizer: object
   methods: dict
@@ -57,7 +59,7 @@ def check(plan: Plan) -> None:
   """
   for request in itertools.chain(*plan.batches):
     turns = len(request.turns)
-    if plan.raw and turns > 1:
+    if plan.raw and turns > 1 and not models.encodes(plan.target):
       raise ValueError(f"{request.source}: request {request.id} has {turns} turns, and --raw gives a model its prompt "
                        "without the chat template that separates them; leave one of the two out")
     # Replies that are not there yet count with their full budget, and a few tokens for being encoded again.
@@ -193,12 +195,13 @@ def _record(plan, request, batch, method, repeat, turn, prompt, result, row, row
       # Rows of a batch share its time, so that sums over records are wall-clock time.
       "seconds": total / rows, "decode_seconds": (total - first) / rows, "decode_tokens": later,
       "draft_seconds": result.timings.draft_seconds / rows,
+      "encode_seconds": result.timings.encode_seconds / rows,
       "decode_steps": (int(np.max(result.counters.steps)) - 1) / rows,
   }
 
 
 def _encode(plan, conversation):
-  if plan.raw:
+  if plan.raw or models.encodes(plan.target):
     return plan.tokenizer.encode(conversation[-1]["content"], add_special_tokens=True)
   return plan.tokenizer.chat(conversation)
 

@@ -8,6 +8,7 @@ from specjax import proposers
 from specjax import static_trees
 from specjax.checkpoints import heads
 from specjax.checkpoints import vocabulary_map
+from specjax.models import base as models
 from specjax.proposers import auto_lookup
 from specjax.proposers import length
 from specjax.proposers import renewal
@@ -228,6 +229,7 @@ def head(given, kind: str, flag):
   if path is None:
     raise ValueError(f"--{flag.name} is needed: no head of this kind comes with specjax for the target {given.name!r}")
   proposers.base.layers_of(given.target, kind)
+  models.decoder_only(given.target, f"a head ({kind})")
   if path not in _heads:
     _heads[path] = heads.load_head(path, target=given.target)
   found = _heads[path]

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import specjax
+from specjax.models import base
 
 FIXTURES = pathlib.Path(__file__).parents[2] / "tests" / "fixtures"
 BAR = 2e-4       # greatest error of a logit over the greatest logit
@@ -41,24 +42,34 @@ class Row:
 
 
 def stored() -> dict[str, tuple[pathlib.Path, dict[str, np.ndarray]]]:
-  """Name -> folder of a tiny checkpoint, and what Transformers computed from it: ids, logits, continuation, gaps."""
+  """Name -> folder of a tiny checkpoint, and what Transformers computed from it: ids, logits, continuation, gaps; and for
+  a model with an encoder what that read, inputs and lengths."""
   found = {}
-  for file, parent in (("golden_tiny.npz", FIXTURES), ("golden_families.npz", FIXTURES / "families")):
+  for file, parent in (("golden_tiny.npz", FIXTURES), ("golden_families.npz", FIXTURES / "families"),
+                       ("golden_encoder_decoder.npz", FIXTURES / "encoder_decoder")):
     values = dict(np.load(FIXTURES / file))
     for key in values:
       if key.endswith("_ids"):
         name = key.removesuffix("_ids")
         found[name] = parent / name, {part: values[f"{name}_{part}"] for part in (
-            "ids", "logits", "continuation", "gaps")}
+            "ids", "logits", "continuation", "gaps", "inputs", "lengths") if f"{name}_{part}" in values}
   return found
+
+
+def prompts(golden) -> list[list[int]]:
+  """The prompts of stored values: what the encoder reads, where there is one."""
+  if "inputs" in golden:
+    return [row[:length].tolist() for row, length in zip(golden["inputs"], golden["lengths"])]
+  return golden["ids"].tolist()
 
 
 def against_stored(name: str, folder: pathlib.Path, golden) -> Row:
   """A tiny checkpoint beside its stored values: read whole, in chunks and token by token, greedy text."""
   target = specjax.load(str(folder))[0]
-  errors = {kind: _error(logits(target, golden["ids"], width), golden["logits"]) for kind, width in (
+  read = prompts(golden) if "inputs" in golden else None
+  errors = {kind: _error(logits(target, golden["ids"], width, read), golden["logits"]) for kind, width in (
       ("whole", golden["ids"].shape[1]), ("chunks", CHUNK), ("one by one", 1))}
-  texts = generate(target, golden["ids"].tolist(), golden["continuation"].shape[1])
+  texts = generate(target, prompts(golden), golden["continuation"].shape[1])
   row = Row(name, target.config.family, errors, len(texts), 0)
   for text, wanted, gaps in zip(texts, golden["continuation"].tolist(), golden["gaps"].tolist()):
     _count(row, text, wanted, lambda place, gaps=gaps: gaps[place])
@@ -78,11 +89,13 @@ def against_live(name: str, peer, target, prompts, new_tokens: int, proposers, p
   row = Row(name, target.config.family, errors, 0, 0)
   for prompt in progress(prompts):
     wanted = peer.generate(prompt, new_tokens)
-    text = np.asarray([[*prompt, *wanted]], np.int32)
-    theirs = peer.logits(text[0].tolist())
-    errors["whole"] = max(errors["whole"], _error(logits(target, text, text.shape[1])[0], theirs))
-    errors["chunks"] = max(errors["chunks"], _error(logits(target, text, 64)[0], theirs))
-    best = np.sort(theirs[len(prompt) - 1:, :target.vocab_size])[:, -2:]
+    opening = list(base.opening(target))
+    before, read = (opening, [prompt]) if opening else (prompt, None)  # what the decoder reads in front of its output
+    text = np.asarray([[*before, *wanted]], np.int32)
+    theirs = peer.logits(text[0].tolist(), prompt if opening else None)
+    errors["whole"] = max(errors["whole"], _error(logits(target, text, text.shape[1], read)[0], theirs))
+    errors["chunks"] = max(errors["chunks"], _error(logits(target, text, 64, read)[0], theirs))
+    best = np.sort(theirs[len(before) - 1:, :target.vocab_size])[:, -2:]
     for proposer in proposers.values():
       row.texts += 1
       got = generate(target, [prompt], new_tokens, proposer)[0]
@@ -96,15 +109,27 @@ def generate(target, prompts, new_tokens: int, proposer=specjax.proposers.Plain(
   return [row[:length] for row, length in zip(np.asarray(result.tokens).tolist(), result.lengths.tolist())]
 
 
-def logits(target, texts: np.ndarray, width: int) -> np.ndarray:
-  """f32[B, P, V] of texts i32[B, P], read `width` tokens at a time into a cache that grows by them."""
+def logits(target, texts: np.ndarray, width: int, inputs: list[list[int]] | None = None) -> np.ndarray:
+  """f32[B, P, V] of texts i32[B, P], read `width` tokens at a time into a cache that grows by them; `inputs` is what an
+  encoder reads before."""
   batch, length = texts.shape
-  cache, found = target.init_cache(batch, -(-length // 256) * 256), []
+  lengths = np.asarray([len(row) for row in inputs or [[]] * batch], np.int32)
+  cache, found = target.init_cache(batch, -(-(length + int(lengths.max())) // 256) * 256), []
+  if inputs is not None:
+    padded = np.zeros((batch, lengths.max()), np.int32)
+    for row, ids in enumerate(inputs):
+      padded[row, :len(ids)] = ids
+    cache = _encode(target, cache, padded, lengths)
   for at in range(0, length, width):
     part = jnp.asarray(texts[:, at:at + width], jnp.int32)
     made, cache = _chunk(target, part, cache)
     found.append(np.asarray(made))
   return np.concatenate(found, 1)
+
+
+@jax.jit
+def _encode(target, cache, tokens, lengths):
+  return target.encode(cache, tokens, lengths)
 
 
 @jax.jit
@@ -139,10 +164,13 @@ class Peer:
   def __init__(self, model, torch):
     self._model, self._torch = model, torch
 
-  def logits(self, text) -> np.ndarray:
-    """f32[P, V] of one text."""
+  def logits(self, text, inputs=None) -> np.ndarray:
+    """f32[P, V] of one text; of a model with an encoder, which reads `inputs`, the decoder's."""
+    ids = self._torch.tensor([text])
+    given = {"input_ids": ids} if inputs is None else {
+        "input_ids": self._torch.tensor([inputs]), "decoder_input_ids": ids}
     with self._torch.inference_mode():
-      return self._model(self._torch.tensor([text])).logits[0].float().numpy()
+      return self._model(**given).logits[0].float().numpy()
 
   def generate(self, prompt, new_tokens: int) -> list[int]:
     """Greedy text behind a prompt, up to and including what ends it."""
@@ -150,4 +178,4 @@ class Peer:
     with self._torch.inference_mode():
       out = self._model.generate(ids, attention_mask=self._torch.ones_like(ids), do_sample=False,
                                  max_new_tokens=new_tokens)
-    return out[0, len(prompt):].tolist()
+    return out[0, 1 if self._model.config.is_encoder_decoder else len(prompt):].tolist()

@@ -113,7 +113,10 @@ def load_model(path: pathlib.Path, dtype=None):
   torch, transformers = _packages()
   where = (path.parent, {"gguf_file": path.name}) if path.suffix == ".gguf" else (path, {})
   # Loaded in its type rather than cast: a cast would also round the rotary frequencies, which stay f32 here.
-  model = transformers.AutoModelForCausalLM.from_pretrained(
+  kind = transformers.AutoModelForCausalLM
+  if path.is_dir() and transformers.AutoConfig.from_pretrained(path).is_encoder_decoder:
+    kind = transformers.AutoModelForSeq2SeqLM
+  model = kind.from_pretrained(
       where[0], **where[1], dtype=dtype or torch.float32, attn_implementation="eager" if dtype is None else None)
   return model.eval(), torch
 

@@ -81,8 +81,22 @@ def _group(requests, base, method, baseline, costs, memory, gaps):
       "first_difference_gap": max([gap for (key, _, m), gap in gaps.items() if m == method and key in requests],
                                   default=None),
       "quality": None,
-  } | _speedups(requests, base if method != baseline else {}, costs.get(method), costs.get(baseline)) \
+  } | _encoder(everything) | _speedups(requests, base if method != baseline else {}, costs.get(method), costs.get(baseline)) \
     | _costs_of(first, costs.get(method), step_ms)
+
+
+def _encoder(records):
+  """Of a target with an encoder: its milliseconds a request and its share of all time, also by length of the inputs: the
+  power of two below, from 16. Null for others."""
+  spent = lambda some: sum(r.get("encode_seconds", 0) for r in some)
+  if not spent(records):
+    return dict.fromkeys(("encoder_ms", "encoder_share", "encoder_share_by_inputs"))
+  by_length = collections.defaultdict(list)
+  for record in records:
+    by_length[1 << max(4, record["prompt_tokens"].bit_length() - 1)].append(record)
+  share = lambda some: spent(some) / sum(r["seconds"] for r in some)
+  return {"encoder_ms": spent(records) * 1e3 / len(records), "encoder_share": share(records),
+          "encoder_share_by_inputs": {str(length): share(by_length[length]) for length in sorted(by_length)}}
 
 
 def _speedups(requests, base, costs, base_costs):

@@ -10,6 +10,7 @@ from experiments.harness import model_card
 from experiments.harness import training_curves
 from experiments.harness import training_progress
 from specjax.checkpoints import heads
+from specjax.models import base as models
 from specjax.training import batches
 from specjax.training import corpus
 from specjax.training import dflash
@@ -88,6 +89,7 @@ def run(job: Job) -> dict:
       raise ValueError(f"{folder} was written by {facts['target']!r}, not by {job.target!r}: a head learns from its own "
                        "target")
   target, _ = specjax.load(job.target)
+  models.decoder_only(target, "training a head")
   start = _start(job, target)
   layers = getattr(start, "features", ()) or trainers.layers_of_eagle3(target.config.layers)
   with tqdm.tqdm(desc="features", unit="token") as bar:

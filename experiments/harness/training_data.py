@@ -9,6 +9,7 @@ import numpy as np
 import specjax
 from experiments import workloads
 from specjax import proposers
+from specjax.models import base as models
 from specjax.training import corpus
 from specjax.training import features
 from specjax.training import recorder
@@ -70,6 +71,7 @@ def write(job: Job, folder, *, progress) -> dict:
   requests = _requests(job.prompts) if job.prompts else []
   folder = corpus.open_folder(folder, job.facts())
   target, tokenizer = specjax.load(job.target)
+  models.decoder_only(target, "a corpus for training heads")
   sequences, prompts, long = [], [], 0
   for request in requests:
     if request["category"] == PLAIN_TEXT:

@@ -59,6 +59,7 @@ def write_report(outdir: pathlib.Path) -> pathlib.Path:
   labels = {method: tables.label(method, lossy) for method in methods}
   styles = figures.Styles(methods)
   columns = tables.RESULTS + ((tables.BOUND,) if lossy else ())
+  columns += (tables.ENCODER,) if any(group.get("encoder_share") for group in run.groups) else ()
   script = (_HERE / "report.js").read_text(encoding="utf-8")
   environment = jinja2.Environment(
       loader=jinja2.FileSystemLoader(_HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,

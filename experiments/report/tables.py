@@ -190,6 +190,11 @@ BOUND = Column("total variation", "total_variation_bound: the most by which the 
                "target's, as total variation, mean over output tokens; times its length it bounds that of a text.",
                _field(gap, "total_variation_bound"))
 
+# Only in the tables of a target with an encoder.
+ENCODER = Column("encoder", "Share of all time that the target's encoder took, and milliseconds a request.",
+                 lambda group: Cell(percent(group.get("encoder_share")), f"{short(group.get('encoder_ms'))} ms"),
+                 rate=False)
+
 COSTS = (
     Column("draft ms", "Drafting, milliseconds per step.", _field(short, "draft_ms")),
     Column("verify ms", "The target's pass, milliseconds per step.", _field(short, "verify_ms")),

@@ -8,7 +8,7 @@ import concurrent.futures
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Optional, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,8 @@ class TensorSource(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-  """Where one tensor goes: rows `start` onwards of `field` (of `layer`, or of the decoder when None).
+  """Where one tensor goes: rows `start` onwards of `field` (of `layer`, a number or another name, or of the model as a
+  whole when None).
 
   Attributes:
     shape: as it is stored.
@@ -53,7 +54,7 @@ class Place:
     added: to every value (Gemma stores the weights of norms less 1).
   """
   field: str
-  layer: Optional[int]
+  layer: Any
   start: int
   shape: tuple[int, ...]
   interleaved_heads: int = 0
@@ -157,6 +158,16 @@ def assemble(config: DecoderConfig, table: Mapping[str, Place], source: TensorSo
   Raises:
     CheckpointError: a tensor cannot be read.
   """
+  built = read(table, source, dtype)
+  layers = tuple(
+    LayerWeights(**{field.name: built.get((layer, field.name)) for field in dataclasses.fields(LayerWeights)})
+    for layer in range(config.layers))
+  outside = {field.name: built.get((None, field.name)) for field in dataclasses.fields(DecoderWeights)}
+  return DecoderWeights(**(outside | {"layers": layers}))
+
+
+def read(table: Mapping[str, Place], source: TensorSource, dtype) -> dict[tuple[Any, str], jax.Array]:
+  """The fields of a checked table by (layer, field); arguments and errors as in `assemble`."""
   # One block of memory for a layer: large enough for the system's huge pages, which halve the cost of touching it.
   blocks = {}
   for name, place in table.items():
@@ -167,11 +178,7 @@ def assemble(config: DecoderConfig, table: Mapping[str, Place], source: TensorSo
     built = {}
     for block in pool.map(lambda fields: _build_block(fields, source, dtype), blocks.values()):
       built.update(block)
-  layers = tuple(
-    LayerWeights(**{field.name: built.get((layer, field.name)) for field in dataclasses.fields(LayerWeights)})
-    for layer in range(config.layers))
-  outside = {field.name: built.get((None, field.name)) for field in dataclasses.fields(DecoderWeights)}
-  return DecoderWeights(**(outside | {"layers": layers}))
+  return built
 
 
 def _build_block(fields, source, dtype):

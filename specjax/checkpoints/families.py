@@ -88,7 +88,7 @@ def read_config(settings: Settings, eos_ids: tuple[int, ...]) -> DecoderConfig:
   """
   family = settings.get("model_type")
   if family not in FAMILIES:
-    raise settings.error("model_type", f"supported are {', '.join(FAMILIES)}")
+    raise settings.error("model_type", f"supported are {', '.join(FAMILIES)}, and with an encoder t5 and mt5")
   settings.require(_NEUTRAL)
   values = FAMILIES[family].read(settings)
   try:

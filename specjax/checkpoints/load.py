@@ -7,15 +7,19 @@ import jax.numpy as jnp
 
 from specjax.checkpoints import gguf
 from specjax.checkpoints import safetensors
+from specjax.checkpoints import t5
 from specjax.checkpoints.errors import CheckpointError
 from specjax.checkpoints.gguf_header import read_header
 from specjax.checkpoints.registry import resolve
 from specjax.checkpoints.tokenizer import Tokenizer
 from specjax.models.config import DecoderConfig
+from specjax.models.encoder_decoder_config import EncoderDecoderConfig
+from specjax.models.encoder_decoder_weights import EncoderDecoderWeights
 from specjax.models.weights import DecoderWeights
 
 
-def load(name: str | pathlib.Path, *, dtype=None) -> tuple[DecoderConfig, DecoderWeights, Tokenizer]:
+def load(name: str | pathlib.Path, *, dtype=None) -> tuple[
+    DecoderConfig | EncoderDecoderConfig, DecoderWeights | EncoderDecoderWeights, Tokenizer]:
   """Finds and reads a model.
 
   Args:
@@ -34,7 +38,8 @@ def load(name: str | pathlib.Path, *, dtype=None) -> tuple[DecoderConfig, Decode
   # The tokenizer first: it is quick to read and quick to refuse.
   if path.is_dir():
     tokenizer = Tokenizer.from_folder(path)
-    config, weights = safetensors.read_folder(path, dtype)
+    read = t5.read_folder if t5.is_family(path) else safetensors.read_folder
+    config, weights = read(path, dtype)
   else:
     header = read_header(path)
     tokenizer = Tokenizer.from_gguf(header)

@@ -55,3 +55,41 @@ class Target(Protocol):
     """f32[B, T, V] from f[B, T, E]."""
 
 
+
+
+class EncodingTarget(Target, Protocol):
+  """A target with an encoder. Its text is the encoder's inputs, the `opening` and the output; positions and
+  `cache.length` count all of them."""
+
+  @property
+  def opening(self) -> tuple[int, ...]:
+    """Ids that the decoder begins with, behind the inputs."""
+
+  def init_cache(self, batch: int, slots: int, inputs: int | None = None, skipped: int = 0) -> cache_lib.KVCache:
+    """An empty cache for texts of `slots` tokens, at most `inputs` of them the encoder's (any by default) and in every
+    row at least `skipped`."""
+
+  def encode(self, cache: cache_lib.KVCache, tokens: jax.Array, inputs: jax.Array) -> cache_lib.KVCache:
+    """Runs the encoder and lays down what the decoder reads of it, once a request.
+
+    Args:
+      cache: nothing has been committed in it.
+      tokens: i32[B, P]. inputs: i32[B], how many of them are real; those behind change nothing.
+    """
+
+
+def encodes(target) -> bool:
+  """Whether a target has an encoder, which reads its prompts."""
+  return hasattr(target, "encode")
+
+
+def opening(target) -> tuple[int, ...]:
+  """The ids between prompt and output: none, or what a decoder behind an encoder begins with."""
+  return target.opening if encodes(target) else ()
+
+
+def decoder_only(target, method: str) -> None:
+  """Raises ValueError for a target with an encoder, where `method` takes prompts to be the decoder's own text."""
+  if encodes(target):
+    raise ValueError(f"{method} is for decoders, and {type(target).__name__} reads prompts with an encoder; use a decoder "
+                     "as the target, or draft by lookup, with a draft model or with some of the target's layers")

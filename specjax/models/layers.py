@@ -54,6 +54,8 @@ def rms_norm_heads(x: jax.Array, weight: jax.Array, epsilon: float) -> jax.Array
 
 def activate(x: jax.Array, kind: str) -> jax.Array:
   """The activation of a feed-forward by its name in the configuration."""
+  if kind == "relu":
+    return jax.nn.relu(x)
   return jax.nn.silu(x) if kind == "silu" else jax.nn.gelu(x, approximate=kind == "gelu_tanh")
 
 
@@ -88,7 +90,8 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, layout: str) -> jax.Arr
 
 
 def attend(query: jax.Array, cached_keys: jax.Array, cached_values: jax.Array, keys: jax.Array, values: jax.Array,
-           visible: jax.Array, mask: jax.Array, cap: float | None = None) -> jax.Array:
+           visible: jax.Array, mask: jax.Array, cap: float | None = None,
+           bias: tuple[jax.Array, jax.Array] | None = None) -> jax.Array:
   """Attention over the committed cache joined with the in-flight block, under one softmax.
 
   Args:
@@ -98,6 +101,7 @@ def attend(query: jax.Array, cached_keys: jax.Array, cached_values: jax.Array, k
     visible: bool[B, S], committed slots, or bool[B, T, S] where nodes see different ones. mask: bool[B, T, F],
       ancestor-or-self.
     cap: see `soft_cap`; of the scores.
+    bias: added to the scores, f32[B, H, T, S] of committed slots and f32[B, H, T, F] of nodes in flight.
 
   Returns:
     f[B, K, G, T, C].
@@ -108,6 +112,8 @@ def attend(query: jax.Array, cached_keys: jax.Array, cached_values: jax.Array, k
   scores = functools.partial(jnp.einsum, "bkqc,bkcs->bkqs", rows, preferred_element_type=jnp.float32)
   old = soft_cap(scores(cached_keys), cap).reshape(batch, kv, group, width, slots)
   new = soft_cap(scores(keys), cap).reshape(batch, kv, group, width, -1)
+  if bias is not None:
+    old, new = old + bias[0].reshape(old.shape), new + bias[1].reshape(new.shape)
   old = jnp.where(visible[:, None, None, None] if visible.ndim == 2 else visible[:, None, None], old, _HIDDEN)
   new = jnp.where(mask[:, None, None], new, _HIDDEN)
   greatest = jnp.maximum(old.max(-1), new.max(-1))[..., None]
@@ -117,3 +123,20 @@ def attend(query: jax.Array, cached_keys: jax.Array, cached_values: jax.Array, k
       query.dtype), value)
   out = (weigh(old, cached_values) + weigh(new, values)).reshape(query.shape)
   return (out / total).astype(query.dtype)
+
+
+def attend_all(query: jax.Array, keys: jax.Array, values: jax.Array, visible: jax.Array,
+               bias: jax.Array | None = None) -> jax.Array:
+  """Attention of every node over the same keys: an encoder's own, or a decoder's over what the encoder gave.
+
+  Args:
+    query: f[B, H, T, C], already scaled. keys: f[B, H, C, P]. values: f[B, H, P, C].
+    visible: bool[B, P]. bias: f32[H, T, P], added to the scores; None for none.
+
+  Returns:
+    f[B, H, T, C].
+  """
+  scores = jnp.einsum("bhtc,bhcp->bhtp", query, keys, preferred_element_type=jnp.float32)
+  scores = scores if bias is None else scores + bias
+  weights = jax.nn.softmax(jnp.where(visible[:, None, None], scores, _HIDDEN), axis=-1)
+  return jnp.einsum("bhtp,bhpc->bhtc", weights.astype(query.dtype), values)

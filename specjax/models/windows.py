@@ -22,10 +22,14 @@ def seen_slots(length: jax.Array, positions: jax.Array, window: int, slots: int)
 
 
 def seen_nodes(mask: jax.Array, window: int) -> jax.Array:
-  """`mask` bool[B, T, F], ancestor-or-self with ancestors first, without those W or more tokens back.
+  """`mask` bool[B, T, F], ancestor-or-self with ancestors first, without those W or more tokens back."""
+  return mask & (distances(mask) < window)
+
+
+def distances(mask: jax.Array) -> jax.Array:
+  """How many tokens back each node in flight lies, i32[B, T, F]; without meaning for one that is not seen.
 
   What a node sees in flight is a path that ends at itself, one token a position, so the distance to an ancestor is the
-  number of nodes seen behind it.
+  number of nodes seen behind it. `mask` is bool[B, T, F], ancestor-or-self with ancestors first.
   """
-  behind = jnp.cumsum(mask[..., ::-1].astype(jnp.int32), axis=-1)[..., ::-1] - mask
-  return mask & (behind < window)
+  return jnp.cumsum(mask[..., ::-1].astype(jnp.int32), axis=-1)[..., ::-1] - mask

@@ -115,7 +115,7 @@ def possible(has: jax.Array, context: base.Context, drawing: Drawing) -> jax.Arr
   if not params.adjusts:
     return has.any(-1)
   prefixes = processors.Prefixes(tokens=context.tokens, length=context.length, start=context.start,
-                                 eos=context.rules.eos, path_tokens=context.pending[:, None],
+                                 eos=context.rules.eos, begin=context.inputs, path_tokens=context.pending[:, None],
                                  mask=jnp.ones((batch, 1, 1), bool))
   return (processors.adjust(jnp.where(has, 0.0, -jnp.inf)[:, None], params, prefixes)[:, 0] > -jnp.inf).any(-1)
 
@@ -208,7 +208,7 @@ def _adjusted(logits, context, params, drafted, index):
   length = context.length + index
   last = jnp.take_along_axis(tokens, jnp.minimum(length, slots)[:, None] - 1, axis=1)
   prefixes = processors.Prefixes(tokens=tokens, length=length, start=context.start, eos=context.rules.eos,
-                                 path_tokens=last, mask=jnp.ones((drafted.shape[0], 1, 1), bool))
+                                 begin=context.inputs, path_tokens=last, mask=jnp.ones((drafted.shape[0], 1, 1), bool))
   return processors.adjust(logits[:, None], params, prefixes)[:, 0]
 
 

@@ -27,6 +27,8 @@ class Context:
   budget: jax.Array               # i32[B]; output tokens that the row may still emit
   params: sampling.SamplingParams
   rules: stopping.StopRules
+  inputs: jax.Array | None = None        # i32[B]; tokens of the prompt that the target's encoder reads; None without one
+  input_tokens: jax.Array | None = None  # i32[B, P]; those tokens, and any behind them
 
   @property
   def pending(self) -> jax.Array:
@@ -128,10 +130,22 @@ def accepted_of_chain(committed: Committed) -> jax.Array:
 
 
 def same_vocabulary(target: models.Target, drafter: models.Target) -> None:
-  """Raises ValueError for a drafter with another number of ids: its tokens are not the target's."""
+  """Raises ValueError for a drafter with another number of ids, whose tokens are not the target's, or with an encoder
+  that the target's texts give nothing to read."""
+  if models.encodes(drafter) and models.opening(drafter) != models.opening(target):
+    raise ValueError(f"the drafter's decoder begins with {models.opening(drafter)} behind its encoder's inputs, and "
+                     f"texts of the target have {models.opening(target)} there; use a drafter of the same family, or "
+                     "one without an encoder")
   if drafter.vocab_size != target.vocab_size:
     raise ValueError(f"the drafter has {drafter.vocab_size} token ids and the target {target.vocab_size}: they do not "
                      "share a vocabulary; use a drafter of the same family")
+
+
+def no_encoder(drafter: models.Target, method: str) -> None:
+  """Raises ValueError for a drafter with an encoder, where `method` gives it a text of its own."""
+  if models.encodes(drafter):
+    raise ValueError(f"{method} writes the text anew in the drafter's ids, and {type(drafter).__name__} reads inputs with "
+                     "an encoder; use a decoder as the drafter, or one of the target's own family with draft_model")
 
 
 def layers_of(target: models.Target, method: str) -> int:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import cache as cache_lib
+from specjax.models import base as models
 from specjax.proposers import autoregressive
 from specjax.proposers import base
 from specjax.proposers import draft_ids
@@ -80,6 +81,7 @@ class DFlash(parallel.ChainOrTree):
   def init(self, target, batch, capacity):
     """See `base.Proposer.init`."""
     base.layers_of(target, "DFlash")
+    models.decoder_only(target, "DFlash")
     self.head.check(target)
     draft_ids.check(target, self.head.ids)
     width = len(self.head.features) * target.config.width

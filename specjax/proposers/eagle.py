@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from specjax import cache as cache_lib
 from specjax import growth
 from specjax import static_trees
+from specjax.models import base as models
 from specjax.proposers import autoregressive
 from specjax.proposers import base
 from specjax.proposers import draft_ids
@@ -55,6 +56,7 @@ class Headed:
     """See `base.Proposer.init`."""
     head = self.head
     base.layers_of(target, "EAGLE")
+    models.decoder_only(target, "EAGLE")
     head.check(target)
     draft_ids.check(target, head.ids)
     width = max(len(head.features), 1) * target.config.width

@@ -138,7 +138,7 @@ class FixedTree(base.Defaults):
     parents = jnp.broadcast_to(jnp.asarray(self.parents, jnp.int32), tokens.shape)
     spread = jnp.zeros((batch, self.max_nodes, logits.shape[-1]), logits.dtype).at[:, nodes].set(logits)
     prefixes = processors.Prefixes(tokens=context.tokens, length=context.length, start=context.start,
-                                   eos=context.rules.eos, path_tokens=tokens,
+                                   eos=context.rules.eos, begin=context.inputs, path_tokens=tokens,
                                    mask=tree_lib.ancestors(parents, self.max_depth))
     return processors.adjust(spread, params, prefixes)[:, nodes]
 

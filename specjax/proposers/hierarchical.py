@@ -233,7 +233,7 @@ class Hierarchical(autoregressive.Chained):
     seen = jnp.concatenate([jnp.broadcast_to(filled[:, None], (*tree.tokens.shape, held.slots)), mask], axis=2)
     out = self.middle.forward(tree.tokens, positions, seen, committed, before=_in_flight(held))
     prefixes = processors.Prefixes(tokens=inner.tokens, length=inner.length, start=inner.start, eos=inner.rules.eos,
-                                   path_tokens=tree.tokens, mask=mask)
+                                   begin=inner.inputs, path_tokens=tree.tokens, mask=mask)
     logits = processors.adjust(self.middle.logits(out.hidden), inner.params, prefixes)
     mode = inner.params.mode()
     draws = keys_lib.uniforms(rule.purposes, keys, root, positions + 1, self.middle.vocab_size)

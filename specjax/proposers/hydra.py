@@ -18,6 +18,7 @@ import numpy as np
 from specjax import cache as cache_lib
 from specjax import level_draws
 from specjax import static_trees
+from specjax.models import base as models
 from specjax.proposers import autoregressive
 from specjax.proposers import base
 from specjax.proposers import depth_heads
@@ -64,6 +65,7 @@ class Hydra(depth_heads.DepthHeads):
   def init(self, target, batch, capacity):
     """See `base.Proposer.init`."""
     base.layers_of(target, "Hydra")
+    models.decoder_only(target, "Hydra")
     self.head.check(target)
     draft_ids.check(target, self.head.ids)
     own, cache = self.head.vocabulary is not None, None

@@ -15,6 +15,7 @@ import numpy as np
 
 from specjax import greatest
 from specjax import static_trees
+from specjax.models import base as models
 from specjax.proposers import autoregressive
 from specjax.proposers import base
 from specjax.proposers import depth_heads
@@ -55,6 +56,7 @@ class Medusa(depth_heads.DepthHeads):
     """See `base.Proposer.init`."""
     del capacity
     base.layers_of(target, "Medusa")
+    models.decoder_only(target, "Medusa")
     self.head.check(target)
     draft_ids.check(target, self.head.ids)
     own = self.head.vocabulary is not None

@@ -49,8 +49,11 @@ def catch_up(model, cache: cache_lib.KVCache, context: base.Context,
   """Feeds all known tokens, the pending one included, to the rows that are `wanted` bool[B].
 
   Returns:
-    The cache, and the logits behind the pending token f32[B, V]; without meaning for the other rows.
+    The cache, and the logits behind the pending token f32[B, V]; without meaning for the other rows. A drafter with an
+    encoder first runs that over the inputs of all rows, once.
   """
+  cache = _encode(model, cache, context, wanted)
+
   def run(cache, size):
     out = _forward(model, cache, context, size)
     return out.hidden, out.in_flight
@@ -98,6 +101,17 @@ def feed(run, read, cache: cache_lib.KVCache, known: jax.Array, wanted: jax.Arra
   which = jnp.sum(jnp.max(count) > jnp.array((0, *_LAST[:-1]), jnp.int32))
   block, outputs = jax.lax.switch(which, [nothing, *map(last, _LAST)])
   return commit(cache, block, count), outputs
+
+
+def _encode(model, cache, context, wanted):
+  if cache.cross is None:
+    return cache
+  if context.inputs is None:
+    raise ValueError(f"{type(model).__name__} drafts with an encoder, and this text has no inputs for one; use it with a "
+                     "target that has an encoder, or a decoder as the drafter")
+  encode = lambda carry: (model.encode(carry[0], context.input_tokens, context.inputs), False)
+  unread = (wanted & (cache.length == 0)).any()
+  return jax.lax.while_loop(lambda carry: carry[1], encode, (cache, unread))[0]
 
 
 def advance(model, cache: cache_lib.KVCache, length: jax.Array, nodes: int, *, ids=lambda token: token,

@@ -44,7 +44,8 @@ class SelfDrafter(base.Stateless):
     def extend(i, truth):
       out = target.forward(truth[:, :width], positions, mask, cache)
       prefixes = processors.Prefixes(tokens=context.tokens, length=context.length, start=context.start,
-                                     eos=context.rules.eos, path_tokens=truth[:, :width], mask=mask)
+                                     eos=context.rules.eos, begin=context.inputs, path_tokens=truth[:, :width],
+                                     mask=mask)
       logits = processors.adjust(target.logits(out.hidden), context.params, prefixes)
       drawn = rule.drawn(logits, context.params, uniforms, mode)
       return truth.at[:, i + 1].set(jnp.take_along_axis(drawn, jnp.full((batch, 1), i), axis=1)[:, 0])

@@ -82,7 +82,7 @@ class NoisySelf(base.Stateless):
       if first:  # the law of a parent is computed with its first child; its path is known by then
         out = target.forward(tokens, positions, mask, cache)
         prefixes = processors.Prefixes(tokens=context.tokens, length=context.length, start=context.start,
-                                       eos=context.rules.eos, path_tokens=tokens, mask=mask)
+                                       eos=context.rules.eos, begin=context.inputs, path_tokens=tokens, mask=mask)
         at = slice(parent, parent + 1)
         if params.adjusts:
           logits = processors.adjust(target.logits(out.hidden), params, prefixes)[:, at]

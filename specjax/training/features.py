@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import sampling
+from specjax.models import base as models
 from specjax.training import corpus
 
 _TOKENS = 2048   # of one forward pass, about
@@ -39,7 +40,11 @@ def compute(target, folder, layers: tuple[int, ...], max_tokens: int, *, progres
   Args:
     target: a decoder. layers: see `models.base.Target.forward`.
     progress: has `update(tokens)`.
+
+  Raises:
+    ValueError: for a target with an encoder.
   """
+  models.decoder_only(target, "training on features")
   for index in corpus.indices(folder):
     place, sequences = path(folder, index, layers), corpus.read(folder, index)
     if place.exists() and _top(place).exists() and _reaches(place, sequences, max_tokens):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import tree as tree_lib
+from specjax.models import base as models
 from specjax.proposers import base
 from specjax.proposers import own_features
 from specjax.training import features as features_lib
@@ -26,6 +27,7 @@ class Recorder(base.Stateless):
 
   def init(self, target, batch, capacity):
     """See `base.Proposer.init`."""
+    models.decoder_only(target, "keeping features")
     return own_features.empty(batch, capacity, (len(self.layers) + 1) * target.config.width, jnp.float16)
 
   def propose(self, target, cache, state, context, keys):
