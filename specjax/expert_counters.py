@@ -57,8 +57,8 @@ def count(counters: ExpertCounters, *, active: jax.Array, nodes: jax.Array, load
   here = share[:, None] * (jnp.arange(counters.passes.shape[1]) == width_index)[None]      # f32[B, W]
   distinct = jnp.sum(jnp.any(loads > 0, axis=0), axis=-1)                                  # i32[L]
   return ExpertCounters(loads=counters.loads + jnp.where(active[:, None, None], loads, 0),
-                        touched=counters.touched + here[:, :, None] * distinct, nodes=counters.nodes + here * nodes.sum(),
-                        passes=counters.passes + here)
+                        touched=counters.touched + here[:, :, None] * distinct,
+                        nodes=counters.nodes + here * nodes.sum(), passes=counters.passes + here)
 
 
 def summarize(totals: dict, routing, widths, output_tokens: int) -> dict:

@@ -167,7 +167,8 @@ def _read_qwen3_moe(s):
 
 def _read_olmoe(s):
   s.require({"attention_bias": (False, None), "clip_qkv": (None,)})
-  return _llama(s, norm_eps=s.real("rms_norm_eps", 1e-5), qk_norm="whole", moe=_mixture(s, s.count("intermediate_size")))
+  return _llama(s, norm_eps=s.real("rms_norm_eps", 1e-5), qk_norm="whole",
+                moe=_mixture(s, s.count("intermediate_size")))
 
 
 def _mixture(s, width, chosen=8, dense=(), renormalised=None) -> MoE:
@@ -176,7 +177,10 @@ def _mixture(s, width, chosen=8, dense=(), renormalised=None) -> MoE:
   experts = s.count(key)
   if s.get("num_local_experts", experts) != experts:
     raise s.error("num_local_experts", f"num_experts is {experts}: they are two names of one number")
-  return MoE(experts=experts, chosen=s.count("num_experts_per_tok", chosen), width=width, dense=dense,
+  chosen = s.count("num_experts_per_tok", chosen)
+  if chosen > experts:
+    raise s.error("num_experts_per_tok", f"at most {key}, {experts}, is required")
+  return MoE(experts=experts, chosen=chosen, width=width, dense=dense,
              renormalised=s.flag("norm_topk_prob") if renormalised is None else renormalised)
 
 

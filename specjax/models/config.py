@@ -19,8 +19,8 @@ class MoE:
     experts: X, of each layer.
     chosen: experts that a token goes through.
     width: M of an expert.
-    renormalised: the weights of a token's experts are divided by their sum (Mixtral); otherwise they are their shares of
-      the softmax over all experts, which sum to less than 1 (OLMoE).
+    renormalised: the weights of a token's experts are divided by their sum (Mixtral); otherwise they are their shares
+      of the softmax over all experts, which sum to less than 1 (OLMoE).
     dense: layers that have one feed-forward of `DecoderConfig.mlp_width` instead, in ascending order (Qwen3-MoE).
   """
   experts: int

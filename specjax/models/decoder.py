@@ -149,8 +149,8 @@ def _norm(c: config_lib.DecoderConfig, x, weight, bias=None):
 # One traced function that every layer calls: tracing and lowering a step costs one layer, not L.
 @functools.partial(jax.jit, static_argnums=0)
 def _block(c: config_lib.DecoderConfig, layer, x, cos, sin, visible, mask, cached_keys, cached_values, before=None):
-  """One layer: x f[E, B * T] -> x, keys f[B, K, C, T], values f[B, K, T, C], and the experts i32[B * T, k] that nodes go
-  through, None where there are none; `before` are keys and values in flight."""
+  """One layer: x f[E, B * T] -> x, keys f[B, K, C, T], values f[B, K, T, C], and the experts i32[B * T, k] that nodes
+  go through, None where there are none; `before` are keys and values in flight."""
   batch, width = mask.shape[:2]
   heads, kv, size = c.heads, c.kv_heads, c.head_width
   with jax.named_scope("attention"):

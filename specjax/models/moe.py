@@ -7,7 +7,8 @@ The product sorts tokens by expert, so that every expert's lie side by side. Acc
 `lax.ragged_dot_general`. A CPU would compute every expert for every token with it, so there a loop goes over blocks of
 tokens of one expert, and experts without tokens are not read (`block_size` has the measurements).
 
-Letters: N tokens, E model width, X experts, k experts of a token, M feed-forward width of an expert, C tokens of a block.
+Letters: N tokens, E model width, X experts, k experts of a token, M feed-forward width of an expert, C tokens of a
+block.
 """
 import jax
 import jax.numpy as jnp
