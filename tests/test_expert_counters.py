@@ -31,7 +31,8 @@ def test_two_passes_by_hand():
   counters = count(counters, active=jnp.asarray([True, False, False]), nodes=jnp.asarray([1, 0, 0]), loads=one,
                    width_index=jnp.int32(0))
   totals = {name: np.asarray(x).sum(0).tolist() for name, x in vars(counters).items()}
-  assert totals == {"loads": [[4, 2, 1, 1], [4, 3, 0, 1]], "touched": [[2, 2], [3, 3]], "nodes": [1, 4], "passes": [1, 1]}
+  assert totals == {"loads": [[4, 2, 1, 1], [4, 3, 0, 1]], "touched": [[2, 2], [3, 3]], "nodes": [1, 4],
+                    "passes": [1, 1]}
   found = expert_counters.summarize(totals, ROUTING, (1, 4), output_tokens=5)
   assert found == {
       "layers": 2, "experts": 4, "chosen": 2, "expert_bytes": 100,
@@ -64,6 +65,7 @@ def test_known_values():
   assert found == pytest.approx([8, 15.5, 29.12, 51.62, 82.42, 125.94], abs=5e-3)
   sizes = [(8, 2), (64, 8), (128, 8), (256, 8), (60, 4)]
   assert [theory.saturating_tokens(*size) for size in sizes] == [11, 23, 47, 95, 44]
-  assert theory.tokens_an_expert(8, 2, 1) == pytest.approx(1) and theory.tokens_an_expert(8, 2, 400) == pytest.approx(100)
+  assert theory.tokens_an_expert(8, 2, 1) == pytest.approx(1)
+  assert theory.tokens_an_expert(8, 2, 400) == pytest.approx(100)
   with pytest.raises(ValueError, match="share=1"):
     theory.saturating_tokens(8, 2, 1)

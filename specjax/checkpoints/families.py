@@ -137,8 +137,8 @@ def _read_llama(s):
 
 def _read_mistral(s, **different):
   window = None if s.get("sliding_window") is None else s.count("sliding_window")
-  return _llama(s, windows=True, **different) | ({} if s.get("layer_types") else {"windows": _or_none((window,) * s.count(
-      "num_hidden_layers"))})
+  found = _llama(s, windows=True, **different)
+  return found if s.get("layer_types") else found | {"windows": _or_none((window,) * found["layers"])}
 
 
 def _read_qwen2(s):

@@ -1,7 +1,7 @@
 """How many experts a pass goes through when every token chooses at random, independently of the others.
 
-MoESD (arXiv 2505.19645): it is these experts' weights that a pass must read, so the formulas say from how many tokens on
-further ones are nearly free. Real tokens beside each other share experts, so that real passes go through fewer.
+MoESD (arXiv 2505.19645): it is these experts' weights that a pass must read, so the formulas say from how many tokens
+on further ones are nearly free. Real tokens beside each other share experts, so that real passes go through fewer.
 """
 import math
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts: routing, the product in every form, the layouts of files, and what verify passes count of them."""
+"""Mixtures of experts: routing, the product in every form, the layouts of files, and what verify passes count."""
 import dataclasses
 import json
 import pathlib
@@ -80,7 +80,8 @@ def test_experts_that_are_stored_as_one_array(name, tmp_path):
     kept[at("mlp.experts.gate_up_proj")] = np.concatenate([all_of(gate), all_of(up)], axis=1)
     kept[at("mlp.experts.down_proj")] = all_of(down)
   write(tmp_path, FOLDERS / name, kept)
-  for a, b in zip(jax.tree.leaves(target.weights), jax.tree.leaves(specjax.load(str(tmp_path))[0].weights), strict=True):
+  stacked = specjax.load(str(tmp_path))[0]
+  for a, b in zip(jax.tree.leaves(target.weights), jax.tree.leaves(stacked.weights), strict=True):
     np.testing.assert_array_equal(a, b)
 
 
@@ -173,7 +174,8 @@ def test_a_tree_counts_its_nodes_and_padding_adds_no_expert():
   proposer = proposers.NGram(num_tokens=7)
   state = specjax.drivers.start(target, proposer, prompts.tolist(), max_new_tokens=20)
   tree = tree_lib.TokenTree(
-      tokens=jnp.asarray([[prompts[0, -1], 11, 12, 13, 14, 0, 0, 0], [prompts[1, -1], 21, 22, 0, 0, 0, 0, 0]], jnp.int32),
+      tokens=jnp.asarray([[prompts[0, -1], 11, 12, 13, 14, 0, 0, 0],
+                          [prompts[1, -1], 21, 22, 0, 0, 0, 0, 0]], jnp.int32),
       parents=jnp.asarray([[0, 0, 0, 1, 3, 0, 0, 0], [0, 0, 1, 0, 0, 0, 0, 0]], jnp.int32), size=jnp.asarray([5, 3]))
   paths = [[[], [11], [12], [11, 13], [11, 13, 14]], [[], [21], [21, 22]]]
   watched = Watched(target)
