@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import expert_counters
+
 
 @struct.dataclass
 class Counters:
@@ -23,20 +25,22 @@ class Counters:
   steps_per_width: jax.Array       # i32[B, W]; steps verified at each width
   strayed: jax.Array               # f32[B]; sum over steps of a lossy verifier's bound, see `ratios`
   steps_beyond_draft_context: jax.Array  # i32[B]; steps in which the text was too long for the drafter
+  experts: expert_counters.ExpertCounters | None = None  # of a target with mixtures of experts
 
 
-def zero_counters(rows: int, depth: int, widths: int) -> Counters:
-  """Counters of a batch at its start."""
+def zero_counters(rows: int, depth: int, widths: int, routing=None) -> Counters:
+  """Counters of a batch at its start; `routing` is that of `models.base.Routing`."""
   zeros = lambda *shape: jnp.zeros((rows, *shape), jnp.int32)
   return Counters(steps=zeros(), output_tokens=zeros(), drafted_tokens=zeros(), accepted_tokens=zeros(),
                   drafted_per_position=zeros(depth), trials_per_position=zeros(depth),
                   accepted_per_position=zeros(depth), steps_per_width=zeros(widths),
-                  strayed=jnp.zeros((rows,), jnp.float32), steps_beyond_draft_context=zeros())
+                  strayed=jnp.zeros((rows,), jnp.float32), steps_beyond_draft_context=zeros(),
+                  experts=None if routing is None else expert_counters.zero(rows, widths, routing))
 
 
 def count_step(counters: Counters, *, active: jax.Array, drafted: jax.Array, reach: jax.Array, accepted: jax.Array,
                emitted: jax.Array, strayed: jax.Array, width_index: jax.Array,
-               beyond: jax.Array | bool = False) -> Counters:
+               beyond: jax.Array | bool = False, loads: jax.Array | None = None) -> Counters:
   """Adds one step.
 
   Args:
@@ -47,10 +51,14 @@ def count_step(counters: Counters, *, active: jax.Array, drafted: jax.Array, rea
     strayed: f32[B], of the verdict.
     width_index: i32, which width the step was verified at.
     beyond: bool[B], rows whose text is too long for the drafter.
+    loads: i32[B, L, X], see `expert_counters.count`; with counters of experts only.
   """
   accepted = jnp.minimum(accepted, emitted)
   position = jnp.arange(counters.drafted_per_position.shape[1])[None]
   width = jnp.arange(counters.steps_per_width.shape[1])[None]
+  experts = counters.experts
+  if experts is not None:
+    experts = expert_counters.count(experts, active=active, nodes=drafted + 1, loads=loads, width_index=width_index)
   add = lambda total, value: total + jnp.where(active.reshape(-1, *[1] * (total.ndim - 1)), value, 0).astype(jnp.int32)
   return Counters(
       steps=add(counters.steps, 1),
@@ -62,7 +70,8 @@ def count_step(counters: Counters, *, active: jax.Array, drafted: jax.Array, rea
       accepted_per_position=add(counters.accepted_per_position, position < accepted[:, None]),
       steps_per_width=add(counters.steps_per_width, width == width_index),
       strayed=counters.strayed + jnp.where(active, strayed, 0),
-      steps_beyond_draft_context=add(counters.steps_beyond_draft_context, beyond))
+      steps_beyond_draft_context=add(counters.steps_beyond_draft_context, beyond),
+      experts=experts)
 
 
 def ratios(totals: dict) -> dict:

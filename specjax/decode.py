@@ -4,7 +4,8 @@ A row with `length` known tokens has `length - 1` of them in the cache. A step d
 verifies it in one forward pass of the target, in the smallest width that holds it, and commits what the verifier
 accepts. The drivers `generate` and `stream` stand in `drivers.py`.
 
-Letters: B batch rows, T nodes, S slots, D greatest depth, V vocabulary, E model width.
+Letters: B batch rows, T nodes, S slots, D greatest depth, V vocabulary, E model width,
+L layers with a mixture of experts, X experts of each.
 """
 import functools
 
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 from specjax import cache as cache_lib
 from specjax import constraints
 from specjax import counters as counters_lib
+from specjax import expert_counters
 from specjax import greatest
 from specjax import keys as keys_lib
 from specjax import logprobs as logprobs_lib
@@ -74,6 +76,7 @@ class Outcome:
   logprobs: logprobs_lib.Logprobs | None  # of the token behind each of the path's nodes, if asked for
   node_ids: jax.Array | None     # i32[B, W, K]; see `proposers.Committed`
   features: dict[int, jax.Array]  # f[B, D + 1, E] by layer; see `proposers.Committed`
+  loads: jax.Array | None = None  # i32[B, L, X]; see `expert_counters.count`
 
 
 def widths_for(max_nodes: int) -> tuple[int, ...]:
@@ -114,9 +117,10 @@ def verify(target, proposer, verifier, state: DecodeState, tree: tree_lib.TokenT
   branches = [functools.partial(verify_at, target, verifier, proposer.max_depth, width, proposer.node_ids,
                                 proposer.features) for width in widths]
   index = jnp.sum(jnp.max(size) > jnp.array(widths[:-1], jnp.int32)).astype(jnp.int32)
-  verdict, tokens, hidden, in_flight, reach, logprobs, node_ids, seen = jax.lax.switch(index, branches, state, tree, mode)
+  verdict, tokens, hidden, in_flight, reach, logprobs, node_ids, seen, loads = jax.lax.switch(
+      index, branches, state, tree, mode)
   return Outcome(verdict=verdict, tokens=tokens, hidden=hidden, in_flight=in_flight, reach=reach, drafted=size - 1,
-                 width_index=index, logprobs=logprobs, node_ids=node_ids, features=seen)
+                 width_index=index, logprobs=logprobs, node_ids=node_ids, features=seen, loads=loads)
 
 
 def step(target, proposer, verifier, state: DecodeState) -> DecodeState:
@@ -165,7 +169,7 @@ def commit(target, proposer, state: DecodeState, outcome: Outcome) -> DecodeStat
         proposer=proposer.observe(target, state.proposer, committed),
         counters=counters_lib.count_step(state.counters, active=active, drafted=outcome.drafted, reach=outcome.reach,
                                          accepted=accepted, emitted=count, strayed=outcome.verdict.strayed,
-                                         width_index=outcome.width_index, beyond=beyond))
+                                         width_index=outcome.width_index, beyond=beyond, loads=outcome.loads))
 
 
 def encode(target, state: DecodeState, inputs: jax.Array) -> DecodeState:
@@ -202,16 +206,21 @@ def prefill_chunk(target, proposer, state: DecodeState, mask: jax.Array) -> Deco
 
 def verify_at(target, verifier, depth: int, width: int, node_ids: int, features: tuple[int, ...], state: DecodeState,
               tree: tree_lib.TokenTree, mode):
-  """What `verify` does in one width: verdict, path tokens, hidden, in-flight block, reach, logprobs, node ids and
-  features, as in `Outcome`."""
+  """What `verify` does in one width: verdict, path tokens, hidden, in-flight block, reach, logprobs, node ids, features
+  and loads, as in `Outcome`."""
   widest = widths_for(tree.width)[-1]
   tree = tree.narrow(width) if width <= tree.width else tree.widen(width)
   mask = tree_lib.ancestors(tree.parents, depth)
+  counted = state.counters.experts is not None
+  if counted:  # padding becomes copies of the root, which go through no expert that the root does not
+    tree = tree.replace(tokens=jnp.where(tree.valid, tree.tokens, tree.tokens[:, :1]))
+    mask = jnp.where(tree.valid[:, :, None], mask, jnp.eye(width, dtype=bool))
   node_depth = tree_lib.depths(mask)
   root = state.length - 1
   positions = root[:, None] + node_depth
   shared = {} if tree.resume is None else {"resume": tree.resume}
-  out = target.forward(tree.tokens, positions, mask, state.cache, **shared, **_asked(features))
+  out = target.forward(tree.tokens, positions, mask, state.cache, **shared, **_asked(features),
+                       **({"experts": True} if counted else {}))
   logits = target.logits(out.hidden)
   adjusted = processors.adjust(logits, state.params, _prefixes(state, tree, mask))
   draws = keys_lib.uniforms(verifier.purposes, state.keys, root, positions + 1, target.vocab_size,
@@ -230,7 +239,10 @@ def verify_at(target, verifier, depth: int, width: int, node_ids: int, features:
   if node_ids:
     top = sampling.argmax(adjusted)[..., None] if node_ids == 1 else greatest.greatest(adjusted, node_ids)[1]
     top = jnp.pad(top, ((0, 0), (0, widest - width), (0, 0)), constant_values=-1)
-  return verdict, tokens, hidden, out.in_flight.take(verdict.path), reach, logprobs, top, seen
+  loads = None
+  if counted:
+    loads = expert_counters.loads(out.experts, tree.valid, like=state.counters.experts.loads)
+  return verdict, tokens, hidden, out.in_flight.take(verdict.path), reach, logprobs, top, seen, loads
 
 
 def _asked(features):

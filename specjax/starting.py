@@ -72,7 +72,7 @@ def start(target, proposer, prompts, params=None, *, max_new_tokens=128, key=Non
       start=jnp.asarray(lengths), limit=jnp.asarray(limit), reason=jnp.zeros((rows,), jnp.int32),
       cache=None, proposer=None, keys=None, params=params,
       rules=stopping.stop_rules(rows, eos_ids, stop_sequences),
-      counters=counters_lib.zero_counters(rows, proposer.max_depth, widths),
+      counters=counters_lib.zero_counters(rows, proposer.max_depth, widths, getattr(target, "routing", None)),
       constraint=constraint, constraint_state=None if constraint is None else _copied(constraint.init(rows)),
       logprobs=None if logprobs is None else logprobs_lib.empty(rows, slots, logprobs))
   fill = lambda cache, proposer_state, keys: state.replace(cache=cache, proposer=proposer_state, keys=keys)

@@ -21,7 +21,7 @@ def step(counters, *, active, drafted, reach, accepted, emitted, strayed=0.0, wi
 
 
 def totals(counters):
-  return {name: np.asarray(x).sum(0).tolist() for name, x in vars(counters).items()}
+  return {name: np.asarray(x).sum(0).tolist() for name, x in vars(counters).items() if x is not None}
 
 
 def test_one_step_by_hand():

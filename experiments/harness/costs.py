@@ -139,7 +139,8 @@ def _seconds(function, x):
 
 def _utilization(target, rows, step_ms, peaks):
   """Shares of both peaks in a width-1 step: weights are read once, each is multiplied and added once a row. Arrays of
-  the size of the embedding that are only gathered from are counted as if read, so a share is an upper bound."""
+  the size of the embedding that are only gathered from are counted as if read, and so are experts that no token goes
+  through, so a share is an upper bound."""
   leaves = jax.tree.leaves(target)
   size = sum(x.nbytes for x in leaves)
   values = sum(int(np.prod(x.shape)) for x in leaves)

@@ -20,6 +20,7 @@ from experiments.harness import run_folder
 from experiments.harness import settings
 from experiments.harness import summary as summary_lib
 import specjax
+from specjax import decode
 from specjax import drivers
 from specjax import processors
 from specjax import proposers
@@ -106,9 +107,12 @@ class Job:
     records = self.folder.records()
     memory = {name: self._memory(proposer, records) for name, proposer in self.plan.methods.items()}
     gaps = self._gaps(records)
+    widths = {name: decode.widths_for(proposer.max_nodes) for name, proposer in self.plan.methods.items()}
+    routing = getattr(self.plan.target, "routing", None)
 
     def write(measured):
-      summary = summary_lib.summarize(records, costs=measured, memory=memory, gaps=gaps)
+      summary = summary_lib.summarize(records, costs=measured, memory=memory, gaps=gaps, routing=routing,
+                                      widths=widths)
       if partial:
         summary["partial"] = True
       self.folder.write_json("summary.json", summary)

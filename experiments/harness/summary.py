@@ -5,12 +5,15 @@ import numpy as np
 
 from experiments.harness import statistics
 from specjax import counters as counters_lib
+from specjax import expert_counters
+from specjax.theory import experts as experts_theory
 
 _COUNTED = ("steps", "output_tokens", "drafted_tokens", "accepted_tokens", "strayed", "steps_beyond_draft_context")
 _PER_POSITION = ("drafted_per_position", "trials_per_position", "accepted_per_position")
 
 
-def summarize(records: list[dict], baseline: str = "plain", *, costs=None, memory=None, gaps=None) -> dict:
+def summarize(records: list[dict], baseline: str = "plain", *, costs=None, memory=None, gaps=None,
+              routing=None, widths=None) -> dict:
   """The summary of a run.
 
   Args:
@@ -19,6 +22,8 @@ def summarize(records: list[dict], baseline: str = "plain", *, costs=None, memor
     costs: by method, what `costs.step_costs` returns.
     memory: by method, `peak_memory_bytes`.
     gaps: by (id, turn, method), the top-2 logit gap where that text first differs from the baseline's.
+    routing: of the target, see `models.base.Routing`; None without mixtures of experts.
+    widths: by method, the widths that its passes run at; with `routing` only.
 
   Returns:
     {"schema": 1, "groups": [...]}, fields of features that are not there yet null.
@@ -42,7 +47,8 @@ def summarize(records: list[dict], baseline: str = "plain", *, costs=None, memor
       if requests[method]:
         groups.append({"method": method, "category": category, "language": language} |
                       _group(requests[method], requests.get(baseline, {}), method, baseline, costs or {}, memory or {},
-                             gaps or {}))
+                             gaps or {}) |
+                      {"experts": _experts(requests[method], routing, (widths or {}).get(method))})
   return {"schema": 1, "groups": groups}
 
 
@@ -97,6 +103,18 @@ def _encoder(records):
   share = lambda some: spent(some) / sum(r["seconds"] for r in some)
   return {"encoder_ms": spent(records) * 1e3 / len(records), "encoder_share": share(records),
           "encoder_share_by_inputs": {str(length): share(by_length[length]) for length in sorted(by_length)}}
+
+
+def _experts(requests, routing, widths):
+  """See `expert_counters.summarize`; each width beside what tokens that choose at random would go through."""
+  if routing is None:
+    return None
+  first = [r["counters"] for records in requests.values() for r in records if r["repeat"] == 0]
+  totals = {name: np.sum([c["experts"][name] for c in first], axis=0) for name in first[0]["experts"]}
+  found = expert_counters.summarize(totals, routing, widths, sum(c["output_tokens"] for c in first))
+  for row in found["by_width"]:
+    row["at_random"] = experts_theory.expected_distinct(routing.experts, routing.chosen, row["nodes"])
+  return found
 
 
 def _speedups(requests, base, costs, base_costs):

@@ -23,6 +23,8 @@ _LISTS = ("accepted_per_position", "conditional_per_position")
 _PAIRS = ("speedup_interval", "identical_to_plain")
 _MAPPINGS = (
     "time_to_first_token_ms", "time_per_output_token_ms", "latency_ms", "utilization", "peak_memory_bytes")
+_EXPERTS = ("layers", "experts", "chosen", "expert_bytes", "imbalance", "bytes_per_step", "bytes_per_token")
+_OF_WIDTH = ("width", "passes", "nodes", "distinct", "at_random")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,6 +148,24 @@ def _group(group: Any, where: str) -> dict[str, Any]:
     if not isinstance(mapping, dict):
       raise ValueError(f"{where}.{name} must be an object or null, got {mapping!r}")
     result[name] = {key: _number(value, f"{where}.{name}.{key}") for key, value in mapping.items()}
+  result["experts"] = _experts(group.get("experts"), f"{where}.experts")
+  return result
+
+
+def _experts(experts: Any, where: str) -> dict[str, Any] | None:
+  """What a run counted of mixtures of experts; None of a target without them, or of an older run."""
+  if experts is None:
+    return None
+  by_width = experts.get("by_width") if isinstance(experts, dict) else None
+  if not isinstance(by_width, list) or not all(isinstance(row, dict) for row in by_width):
+    raise ValueError(f"{where} must be null or an object with 'by_width', a list of objects, got {experts!r}")
+  result = {name: _number(experts.get(name), f"{where}.{name}") for name in _EXPERTS}
+  result["by_width"] = []
+  for i, row in enumerate(by_width):
+    inside = f"{where}.by_width[{i}]"
+    layers = _numbers(row.get("distinct_per_layer") or [], f"{inside}.distinct_per_layer")
+    result["by_width"].append({name: _number(row.get(name), f"{inside}.{name}") for name in _OF_WIDTH}
+                              | {"distinct_per_layer": layers})
   return result
 
 

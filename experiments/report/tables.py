@@ -215,6 +215,43 @@ COSTS = (
     Column("quality", "The workload's own score of the outputs.", _quality))
 
 
+def _distinct(row: Group) -> Cell:
+  layers = [value for value in row["distinct_per_layer"] if value is not None]
+  return Cell(short(row["distinct"]), f"[{short(min(layers))}, {short(max(layers))}]" if layers else "")
+
+
+# Of a row of `summary.json`'s experts: one width of one method.
+EXPERTS = (
+    Column("width", "Nodes that a verify pass has room for.", _count("width"), rate=False),
+    Column("passes", "Verify passes at that width.", _count("passes"), rate=False),
+    Column("nodes", "Nodes of such a pass, all rows together, the mean; padding is a copy of the root and adds none.",
+           _field(short, "nodes"), rate=False),
+    Column("distinct", "Distinct experts that a pass goes through, mean over layers, with the least and the greatest "
+           "layer: their weights are what a pass must read.", _distinct, rate=False),
+    Column("at random", "Distinct experts if that many tokens chose at random, each for itself.",
+           _field(short, "at_random"), rate=False),
+    Column("imbalance", "Load of the busiest expert over the mean load, mean over layers, all widths together; 1 is "
+           "even.", _field(short, "imbalance"), rate=False),
+    Column("bytes / step", "Weights of experts that a verify pass reads, all widths together.",
+           _field(size, "bytes_per_step"), rate=False),
+    Column("bytes / token", "The same over output tokens.", _field(size, "bytes_per_token"), rate=False))
+
+
+def experts(groups: Sequence[Group], methods: Sequence[str]) -> Table | None:
+  """A line a method and width, over all categories (every category where the overall group is missing)."""
+  groups = [group for group in groups if group.get("experts")]
+  groups = [group for group in groups if group["category"] == ALL] or groups
+  sections = []
+  for category in dict.fromkeys(group["category"] for group in groups):
+    rows = []
+    for group in sorted(groups, key=lambda group: methods.index(group["method"])):
+      if group["category"] == category:
+        rows += [(group["method"], [column.cell(group["experts"] | row) for column in EXPERTS])
+                 for row in group["experts"]["by_width"]]
+    sections.append(Section("all categories" if category == ALL else category, rows))
+  return Table(list(EXPERTS), sections) if any(section.rows for section in sections) else None
+
+
 def build(groups: Sequence[Group], methods: Sequence[str], columns: Sequence[Column], *, rates: bool,
           keep_empty: bool = True) -> Table | None:
   """Lays the groups out by category and language, the overall rows first.

@@ -52,6 +52,7 @@ class Place:
     by_head: above 0: query, key and value of a head are stored one behind the other, head after head (GPT-NeoX).
     transposed: stored [in, out] (GPT-2).
     added: to every value (Gemma stores the weights of norms less 1).
+    stacked: above 0: the rows of the field are those of so many experts, one expert behind the other.
   """
   field: str
   layer: Any
@@ -61,6 +62,7 @@ class Place:
   by_head: int = 0
   transposed: bool = False
   added: float = 0.0
+  stacked: int = 0
 
   @property
   def kept(self) -> tuple[int, ...]:
@@ -74,8 +76,8 @@ def places(config: DecoderConfig, names: Mapping[str, str], *, interleaved: bool
 
   Args:
     config: of the decoder; it says which parts there are (see `parts`).
-    names: part -> name of the tensor, `{}` for the layer's number. A name for "qkv", "qkv_bias" or "gate_up" says that
-      its parts are stored as one.
+    names: part -> name of the tensor, `{}` for the layer's number, and a second one for the expert's. A name for "qkv",
+      "qkv_bias", "gate_up", "experts_gate_up" or "experts_down" says that its parts are stored as one.
     interleaved: query and key rows are stored for even-odd rotary pairs and go to the half layout.
     by_head, transposed: of fused query, key and value rows, and of the matrices of layers; see `Place`.
     norm_offset: `Place.added` of norms.
@@ -85,13 +87,16 @@ def places(config: DecoderConfig, names: Mapping[str, str], *, interleaved: bool
   """
   table = {}
   for layer in (None, *range(config.layers)):
-    for part, field, start, shape in parts.parts(config, names, outside=layer is None):
+    mixed = layer is not None and config.mixed(layer)
+    for part, field, start, shape in parts.parts(config, names, outside=layer is None, mixed=mixed):
+      part, _, expert = part.partition(".")
       heads = {"query": config.heads, "key": config.kv_heads}.get(part.removesuffix("_bias"), 0) if interleaved else 0
-      table[names[part].format(layer)] = Place(
+      table[names[part].format(layer, expert)] = Place(
           field, layer, start, shape[::-1] if transposed and layer is not None else shape, interleaved_heads=heads,
           by_head=config.heads if by_head and field in ("qkv", "qkv_bias") else 0,
           transposed=transposed and layer is not None and len(shape) == 2,
-          added=norm_offset if field.endswith("norm") else 0.0)
+          added=norm_offset if field.endswith("norm") else 0.0,
+          stacked=config.moe.experts if expert else 0)
   return table
 
 
@@ -191,6 +196,9 @@ def _build_block(fields, source, dtype):
   for key, tensors in fields.items():
     for name, place in tensors:
       _fill(buffers[key][place.start:place.start + place.kept[0]], source, name, place)
+  for key, tensors in fields.items():
+    if experts := tensors[0][1].stacked:
+      buffers[key] = buffers[key].reshape(experts, -1, buffers[key].shape[1])
   return {key: jax.device_put(buffer, may_alias=True) for key, buffer in buffers.items()}
 
 

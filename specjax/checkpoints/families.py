@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from specjax.checkpoints import rope_keys
 from specjax.checkpoints.settings import Settings
 from specjax.models.config import DecoderConfig
+from specjax.models.config import MoE
 
 _LAYER = "model.layers.{}."
 _LLAMA = {
@@ -29,6 +30,15 @@ _GEMMA = _LLAMA | _QK_NORMS | {
 _OLMO2 = _LLAMA | _QK_NORMS | {
   "attention_post_norm": _LAYER + "post_attention_layernorm.weight",
   "mlp_post_norm": _LAYER + "post_feedforward_layernorm.weight"}
+_EXPERTS = {
+  "router": _LAYER + "mlp.gate.weight", "expert_gate": _LAYER + "mlp.experts.{}.gate_proj.weight",
+  "expert_up": _LAYER + "mlp.experts.{}.up_proj.weight", "expert_down": _LAYER + "mlp.experts.{}.down_proj.weight"}
+_STACKED = {"router": _LAYER + "mlp.gate.weight", "experts_gate_up": _LAYER + "mlp.experts.gate_up_proj",
+            "experts_down": _LAYER + "mlp.experts.down_proj"}
+_MIXTRAL_MIXTURE = _LAYER + "block_sparse_moe."
+_MIXTRAL = _LLAMA | {
+  "router": _MIXTRAL_MIXTURE + "gate.weight", "expert_gate": _MIXTRAL_MIXTURE + "experts.{}.w1.weight",
+  "expert_up": _MIXTRAL_MIXTURE + "experts.{}.w3.weight", "expert_down": _MIXTRAL_MIXTURE + "experts.{}.w2.weight"}
 _PHI3 = _LLAMA | {"qkv": _LAYER + "self_attn.qkv_proj.weight", "gate_up": _LAYER + "mlp.gate_up_proj.weight"}
 _GPT2 = {
   "embedding": "wte.weight", "positions": "wpe.weight", "final_norm": "ln_f.weight", "final_norm_bias": "ln_f.bias",
@@ -50,8 +60,9 @@ _NEOX = {
   "down_bias": _NEOX_LAYER + "mlp.dense_4h_to_h.bias"}
 
 # Keys that change the arithmetic, with the values that leave it as it is. Absent is always allowed.
-_NEUTRAL = {"quantization_config": (None,), "rope_interleaved": (False, None), "num_experts": (0, None),
-            "num_local_experts": (0, None), "add_cross_attention": (False,), "is_encoder_decoder": (False,)}
+_NEUTRAL = {"quantization_config": (None,), "rope_interleaved": (False, None), "add_cross_attention": (False,),
+            "is_encoder_decoder": (False,)}
+_NO_EXPERTS = {"num_experts": (0, None), "num_local_experts": (0, None)}
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
                 "gelu_pytorch_tanh": "gelu_tanh"}
 
@@ -66,6 +77,8 @@ class Family:
     prefixes: what may stand before every name; the first under which the embedding is found.
     ignored: ends of names that may be there and hold nothing of the model.
     by_head, transposed, norm_offset: see `assemble.places`.
+    stacked: names of experts that are stored as one array for all, as Transformers 5 has them in memory; {} without
+      mixtures of experts.
   """
   names: Mapping[str, str]
   read: Callable[[Settings], dict]
@@ -74,6 +87,7 @@ class Family:
   by_head: bool = False
   transposed: bool = False
   norm_offset: float = 0.0
+  stacked: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def read_config(settings: Settings, eos_ids: tuple[int, ...]) -> DecoderConfig:
@@ -89,7 +103,7 @@ def read_config(settings: Settings, eos_ids: tuple[int, ...]) -> DecoderConfig:
   family = settings.get("model_type")
   if family not in FAMILIES:
     raise settings.error("model_type", f"supported are {', '.join(FAMILIES)}, and with an encoder t5 and mt5")
-  settings.require(_NEUTRAL)
+  settings.require(_NEUTRAL if FAMILIES[family].stacked else _NEUTRAL | _NO_EXPERTS)
   values = FAMILIES[family].read(settings)
   try:
     return DecoderConfig(num_tokens=values["vocab_size"], eos_ids=eos_ids, family=family, **values)
@@ -121,10 +135,10 @@ def _read_llama(s):
   return _llama(s)
 
 
-def _read_mistral(s):
+def _read_mistral(s, **different):
   window = None if s.get("sliding_window") is None else s.count("sliding_window")
-  return _llama(s, windows=True) | ({} if s.get("layer_types") else {"windows": _or_none((window,) * s.count(
-      "num_hidden_layers"))})
+  found = _llama(s, windows=True, **different)
+  return found if s.get("layer_types") else found | {"windows": _or_none((window,) * found["layers"])}
 
 
 def _read_qwen2(s):
@@ -134,6 +148,40 @@ def _read_qwen2(s):
 def _read_qwen3(s):
   s.require({"attention_bias": (False, None)})
   return _llama(s, windows=True, qk_norm="head")
+
+
+def _read_mixtral(s):
+  """Noise on the router's input (`router_jitter_noise`) is of training only."""
+  s.require({"attention_bias": (False, None)})
+  return _read_mistral(s, theta=1e6, norm_eps=s.real("rms_norm_eps", 1e-5), moe=_mixture(
+      s, s.count("intermediate_size"), chosen=2, renormalised=True))
+
+
+def _read_qwen3_moe(s):
+  s.require({"attention_bias": (False, None), "use_sliding_window": (False, None)})
+  layers, step, named = s.count("num_hidden_layers"), s.count("decoder_sparse_step", 1), s.indices("mlp_only_layers")
+  dense = tuple(i for i in range(layers) if i in (named or ()) or (i + 1) % step)
+  mixture = _mixture(s, s.count("moe_intermediate_size", 768), dense=dense)
+  return _llama(s, windows=True, qk_norm="head", moe=None if len(dense) == layers else mixture)
+
+
+def _read_olmoe(s):
+  s.require({"attention_bias": (False, None), "clip_qkv": (None,)})
+  return _llama(s, norm_eps=s.real("rms_norm_eps", 1e-5), qk_norm="whole",
+                moe=_mixture(s, s.count("intermediate_size")))
+
+
+def _mixture(s, width, chosen=8, dense=(), renormalised=None) -> MoE:
+  """The number of experts has two names: `num_local_experts` and `num_experts`, of which Transformers writes either."""
+  key = "num_local_experts" if s.get("num_experts") is None else "num_experts"
+  experts = s.count(key)
+  if s.get("num_local_experts", experts) != experts:
+    raise s.error("num_local_experts", f"num_experts is {experts}: they are two names of one number")
+  chosen = s.count("num_experts_per_tok", chosen)
+  if chosen > experts:
+    raise s.error("num_experts_per_tok", f"at most {key}, {experts}, is required")
+  return MoE(experts=experts, chosen=chosen, width=width, dense=dense,
+             renormalised=s.flag("norm_topk_prob") if renormalised is None else renormalised)
 
 
 def _read_gemma2(s):
@@ -244,6 +292,9 @@ FAMILIES = {
   "llama": Family(_LLAMA, _read_llama), "mistral": Family(_LLAMA, _read_mistral),
   "qwen2": Family(_LLAMA, _read_qwen2), "qwen3": Family(_LLAMA | _QK_NORMS, _read_qwen3),
   "gemma2": Family(_GEMMA, _read_gemma2, norm_offset=1.0), "gemma3_text": Family(_GEMMA, _read_gemma3, norm_offset=1.0),
+  "mixtral": Family(_MIXTRAL, _read_mixtral, stacked=_STACKED),
+  "qwen3_moe": Family(_LLAMA | _QK_NORMS | _EXPERTS, _read_qwen3_moe, stacked=_STACKED),
+  "olmoe": Family(_LLAMA | _QK_NORMS | _EXPERTS, _read_olmoe, stacked=_STACKED),
   "olmo2": Family(_OLMO2, _read_olmo2), "phi3": Family(_PHI3, _read_phi3),
   "gpt2": Family(_GPT2, _read_gpt2, prefixes=("", "transformer."), ignored=(".attn.bias", ".attn.masked_bias"),
                  transposed=True),

@@ -1,6 +1,7 @@
 """Which parts a decoder has, by its configuration: what a file must hold, and which rows of which weight each part is.
 
-Letters: V vocabulary, E model width, Q = H * C query rows, K key rows, C head width, M feed-forward width, P positions.
+Letters: V vocabulary, E model width, Q = H * C query rows, K key rows, C head width, M feed-forward width, P positions,
+X experts.
 """
 from collections.abc import Collection
 
@@ -9,17 +10,21 @@ from specjax.models.config import DecoderConfig
 Part = tuple[str, str, int, tuple[int, ...]]
 
 
-def parts(config: DecoderConfig, fused: Collection[str], *, outside: bool) -> list[Part]:
+def parts(config: DecoderConfig, fused: Collection[str], *, outside: bool, mixed: bool = False) -> list[Part]:
   """The parts of a layer, or with `outside` those of no layer.
 
   Args:
     config: of the decoder.
-    fused: of "qkv", "qkv_bias", "gate_up" and "gate_up_bias", those that are one part; other names are passed over.
+    mixed: the layer's feed-forward is a mixture of experts.
+    fused: of "qkv", "qkv_bias", "gate_up", "gate_up_bias", "experts_gate_up" and "experts_down", those that are one
+      part; other names are passed over.
 
   Returns:
-    (part, field of the weights, first row, shape): parts of one field follow each other.
+    (part, field of the weights, first row, shape): parts of one field follow each other. Where every expert has parts
+    of its own, a part is named such as "expert_gate.3", and its rows lie among those of all experts, f[X * 2M, E] or
+    f[X * E, M].
   """
-  return _outside(config) if outside else _layer(config, fused)
+  return _outside(config) if outside else _layer(config, fused, mixed)
 
 
 def _outside(c):
@@ -32,7 +37,7 @@ def _outside(c):
   return found
 
 
-def _layer(c, fused):
+def _layer(c, fused, mixed):
   e, q, k = c.width, c.heads * c.head_width, c.kv_heads * c.head_width
   projections = (("query", q), ("key", k), ("value", k))
   found = _norm(c, "attention_norm", c.pre_norm)
@@ -48,6 +53,8 @@ def _layer(c, fused):
     found += [("attention_out_bias", "attention_out_bias", 0, (e,))]
   found += _norm(c, "attention_post_norm", c.post_norm)
   found += _norm(c, "mlp_norm", c.pre_norm)
+  if mixed:
+    return found + _experts(c, fused) + _norm(c, "mlp_post_norm", c.post_norm)
   matrices = [("gate", c.mlp_width), ("up", c.mlp_width)][0 if c.gated else 1:]
   found += _rows("gate_up", "gate_up", matrices, e, fused)
   if c.mlp_bias:
@@ -63,6 +70,20 @@ def _norm(c, name, wanted):
     return []
   bias = c.norm == "layer" and not name.endswith("post_norm")
   return [(field, field, 0, (c.width,)) for field in [name] + [f"{name}_bias"] * bias]
+
+
+def _experts(c, fused):
+  x, m, e = c.moe.experts, c.moe.width, c.width
+  found = [("router", "router", 0, (x, e))]
+  if "experts_gate_up" in fused:
+    found.append(("experts_gate_up", "experts_gate_up", 0, (x, 2 * m, e)))
+  else:
+    for i in range(x):
+      found += [(f"expert_gate.{i}", "experts_gate_up", 2 * i * m, (m, e)),
+                (f"expert_up.{i}", "experts_gate_up", (2 * i + 1) * m, (m, e))]
+  if "experts_down" in fused:
+    return found + [("experts_down", "experts_down", 0, (x, e, m))]
+  return found + [(f"expert_down.{i}", "experts_down", i * e, (e, m)) for i in range(x)]
 
 
 def _rows(whole, field, each, columns, fused):

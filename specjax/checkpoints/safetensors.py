@@ -36,7 +36,11 @@ def read_folder(folder, dtype=jnp.float32) -> tuple[DecoderConfig, DecoderWeight
   family, source = families.FAMILIES[config.family], FolderSource(folder)
   prefix = next((prefix for prefix in family.prefixes if prefix + family.names["embedding"] in source.shapes),
                 family.prefixes[0])
-  names = {part: prefix + name for part, name in family.names.items()}
+  names = dict(family.names)
+  if any(name.format(layer) in source.shapes for name in family.stacked.values() for layer in range(config.layers)
+         if name not in names.values()):
+    names |= family.stacked
+  names = {part: prefix + name for part, name in names.items()}
   names["head"] = family.names["head"]
   table = assemble.places(config, names, by_head=family.by_head, transposed=family.transposed,
                           norm_offset=family.norm_offset)

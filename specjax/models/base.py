@@ -1,7 +1,8 @@
 """What the step asks of a target: a pytree with pure methods. Parameters are leaves, configuration is static.
 
-Letters: B batch rows, T nodes, F nodes of earlier passes, S slots, V vocabulary, E model width.
+Letters: B batch rows, T nodes, F nodes of earlier passes, S slots, V vocabulary, E model width, k experts of a token.
 """
+import dataclasses
 from typing import Protocol
 
 from flax import struct
@@ -10,12 +11,28 @@ import jax
 from specjax import cache as cache_lib
 
 
+@dataclasses.dataclass(frozen=True)
+class Routing:
+  """What those who count must know of a target's mixtures of experts. A target that has them says it as `routing`, and
+  its `forward` takes `experts=True` for the experts that nodes went through.
+
+  Attributes:
+    layers: that are mixtures. experts: X of each. chosen: k, experts of a token.
+    expert_bytes: of one expert's weights.
+  """
+  layers: int
+  experts: int
+  chosen: int
+  expert_bytes: int
+
+
 @struct.dataclass
 class ForwardOutput:
   """What one forward pass over T nodes returns."""
   hidden: jax.Array               # f[B, T, E]; after the final norm, what `logits` takes
   in_flight: cache_lib.InFlight   # keys and values of the nodes
   features: tuple[jax.Array, ...] = ()  # f[B, T, E] each; the residual stream entering the layers asked for
+  experts: tuple[jax.Array, ...] = ()   # i32[B, T, k] of each layer with a mixture that was run here, if asked for
 
 
 class Target(Protocol):

@@ -1,7 +1,7 @@
 """What a decoder-only target is made of: one frozen configuration for every family.
 
 Letters (shared by the whole package): B batch rows, T tree nodes, S cache slots, V vocabulary, E model width,
-L layers, H query heads, K key/value heads, C head width, M feed-forward width.
+L layers, H query heads, K key/value heads, C head width, M feed-forward width, X experts of a layer.
 """
 import dataclasses
 
@@ -9,6 +9,30 @@ from specjax.models import rope
 
 _ALLOWED = {"rope_layout": ("half", "interleaved"), "positions": ("rotary", "learned"), "norm": ("rms", "layer"),
             "qk_norm": ("", "head", "whole"), "activation": ("silu", "gelu", "gelu_tanh")}
+
+
+@dataclasses.dataclass(frozen=True)
+class MoE:
+  """Feed-forwards that are mixtures of experts (arXiv 2101.03961, 2401.04088).
+
+  Attributes:
+    experts: X, of each layer.
+    chosen: experts that a token goes through.
+    width: M of an expert.
+    renormalised: the weights of a token's experts are divided by their sum (Mixtral); otherwise they are their shares
+      of the softmax over all experts, which sum to less than 1 (OLMoE).
+    dense: layers that have one feed-forward of `DecoderConfig.mlp_width` instead, in ascending order (Qwen3-MoE).
+  """
+  experts: int
+  chosen: int
+  width: int
+  renormalised: bool
+  dense: tuple[int, ...] = ()
+
+  def __post_init__(self):
+    if not 1 <= self.chosen <= self.experts:
+      raise ValueError(f"chosen={self.chosen}: a token goes through 1 to {self.experts} experts, as many as there are")
+
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
@@ -43,6 +67,7 @@ class DecoderConfig:
     query_scale: what queries are multiplied by; None is C ** -0.5.
     attention_cap, logit_cap: c of c * tanh(x / c), over scores and logits (Gemma 2); None without.
     embedding_scale: what embeddings are multiplied by (Gemma).
+    moe: the mixtures of experts, of gated feed-forwards without biases; None without.
   """
   vocab_size: int
   num_tokens: int
@@ -78,6 +103,7 @@ class DecoderConfig:
   attention_cap: float | None = None
   logit_cap: float | None = None
   embedding_scale: float = 1.0
+  moe: MoE | None = None
 
   def __post_init__(self):
     if self.heads % self.kv_heads:
@@ -94,6 +120,8 @@ class DecoderConfig:
       raise ValueError(f"windows={self.windows}: each is a positive number of tokens, or None")
     if self.parallel and (self.post_norm or not self.pre_norm):
       raise ValueError("parallel: attention and feed-forward have norms in front of them and none behind")
+    if self.moe is not None and (self.mlp_bias or not self.gated):
+      raise ValueError("moe: experts are gated feed-forwards without biases; leave out mlp_bias, and keep gated")
 
   @property
   def turned(self) -> int:
@@ -104,8 +132,13 @@ class DecoderConfig:
     """The window of a layer."""
     return self.windows[layer] if self.windows else None
 
+  def mixed(self, layer: int) -> bool:
+    """Whether the feed-forward of a layer is a mixture of experts."""
+    return self.moe is not None and layer not in self.moe.dense
+
   @property
   def plain_layers(self) -> bool:
     """Whether layers are those of Llama and Qwen2: what draft heads are begun from."""
     return (self.norm, self.pre_norm, self.post_norm, self.qk_norm, self.activation, self.gated, self.positions) == (
-        "rms", True, False, "", "silu", True, "rotary") and not (self.parallel or self.out_bias or self.mlp_bias)
+        "rms", True, False, "", "silu", True, "rotary") and not (
+          self.parallel or self.out_bias or self.mlp_bias or self.moe)

@@ -1,9 +1,10 @@
-"""A decoder-only target with parts chosen by configuration: Llama and its kin, Gemma, OLMo 2, GPT-2, GPT-NeoX.
+"""A decoder-only target with parts chosen by configuration: Llama and its kin, Gemma, OLMo 2, GPT-2, GPT-NeoX,
+Mixtral and other mixtures of experts.
 
 Inside, activations are columns f[E, B * T], one a token: see `layers`.
 
 Letters: B batch rows, T nodes, S slots, V vocabulary, E model width, L layers, H query heads, K key/value heads,
-G = H / K, C head width, M feed-forward width.
+G = H / K, C head width, M feed-forward width, k experts of a token.
 """
 import dataclasses
 import functools
@@ -17,6 +18,7 @@ from specjax import cache as cache_lib
 from specjax.models import base
 from specjax.models import config as config_lib
 from specjax.models import layers
+from specjax.models import moe
 from specjax.models import weights as weights_lib
 from specjax.models import windows
 
@@ -44,6 +46,16 @@ class Decoder:
     """The output head f[V, E], padding rows included."""
     return self.weights.embedding if self.weights.head is None else self.weights.head
 
+  @property
+  def routing(self) -> base.Routing | None:
+    """See `base.Routing`; None without mixtures of experts."""
+    c = self.config
+    if c.moe is None:
+      return None
+    size = 3 * c.moe.width * c.width * self.weights.embedding.dtype.itemsize
+    return base.Routing(layers=sum(map(c.mixed, range(c.layers))), experts=c.moe.experts, chosen=c.moe.chosen,
+                        expert_bytes=size)
+
   def init_cache(self, batch: int, slots: int) -> cache_lib.KVCache:
     c = self.config
     return cache_lib.empty_cache(batch, c.layers, c.kv_heads, slots, c.head_width, self.weights.embedding.dtype,
@@ -54,13 +66,16 @@ class Decoder:
     wrong = [i for i in layers if not 0 <= i < self.config.layers]
     if wrong or not layers:
       raise ValueError(f"layers={layers}: at least one is needed, each from 0 to {self.config.layers - 1}")
+    c, mixture = self.config, self.config.moe
+    if mixture is not None:
+      mixture = dataclasses.replace(mixture, dense=tuple(at for at, i in enumerate(layers) if not c.mixed(i)))
+    windows_left = tuple(c.window(i) for i in layers) if c.windows else ()
     return self.replace(weights=self.weights.replace(layers=tuple(self.weights.layers[i] for i in layers)),
-                        config=dataclasses.replace(self.config, layers=len(layers),
-                                                   windows=tuple(self.config.window(i) for i in layers)
-                                                   if self.config.windows else ()))
+                        config=dataclasses.replace(c, layers=len(layers), windows=windows_left, moe=mixture))
 
-  def forward(self, tokens, positions, mask, cache, *, before=None, resume=None, features=()) -> base.ForwardOutput:
-    """See `base.Target.forward`."""
+  def forward(self, tokens, positions, mask, cache, *, before=None, resume=None, features=(),
+              experts=False) -> base.ForwardOutput:
+    """See `base.Target.forward`. With `experts` the experts that nodes go through are returned as well."""
     chex.assert_equal_shape([tokens, positions])
     earlier = 0 if before is None else before.keys[0].shape[3]
     chex.assert_shape(mask, (*tokens.shape, earlier + tokens.shape[1]))
@@ -69,7 +84,7 @@ class Decoder:
     rows = lambda x: x.T.reshape(*tokens.shape, c.width)
     with jax.named_scope("forward"):
       scope = functools.cache(lambda window, slots: _scope(c, window, positions, mask, cache.length, slots))
-      keys, values, seen = [], [], {}
+      keys, values, seen, chosen = [], [], {}, []
       if resume is None:
         x = self._embed(tokens, positions)
       else:
@@ -81,13 +96,15 @@ class Decoder:
         seen[i] = x
         above = None if before is None else (before.keys[i], before.values[i])
         sees = scope(c.window(i), cache.keys[i].shape[3])
-        x, k, v = _block(c, self.weights.layers[i], x, *sees, cache.keys[i], cache.values[i], above)
+        x, k, v, through = _block(c, self.weights.layers[i], x, *sees, cache.keys[i], cache.values[i], above)
+        if experts and through is not None:
+          chosen.append(through.reshape(*tokens.shape, -1))
         keys.append(k)
         values.append(v)
       seen[c.layers] = x
       hidden = rows(_norm(c, x, self.weights.final_norm, self.weights.final_norm_bias))
     return base.ForwardOutput(hidden=hidden, in_flight=cache_lib.InFlight(tuple(keys), tuple(values)),
-                              features=tuple(rows(seen[i]) for i in features))
+                              features=tuple(rows(seen[i]) for i in features), experts=tuple(chosen))
 
   def logits(self, hidden: jax.Array) -> jax.Array:
     """See `base.Target.logits`."""
@@ -132,7 +149,8 @@ def _norm(c: config_lib.DecoderConfig, x, weight, bias=None):
 # One traced function that every layer calls: tracing and lowering a step costs one layer, not L.
 @functools.partial(jax.jit, static_argnums=0)
 def _block(c: config_lib.DecoderConfig, layer, x, cos, sin, visible, mask, cached_keys, cached_values, before=None):
-  """One layer: x f[E, B * T] -> x, keys f[B, K, C, T], values f[B, K, T, C]; `before` are keys and values in flight."""
+  """One layer: x f[E, B * T] -> x, keys f[B, K, C, T], values f[B, K, T, C], and the experts i32[B * T, k] that nodes
+  go through, None where there are none; `before` are keys and values in flight."""
   batch, width = mask.shape[:2]
   heads, kv, size = c.heads, c.kv_heads, c.head_width
   with jax.named_scope("attention"):
@@ -158,11 +176,16 @@ def _block(c: config_lib.DecoderConfig, layer, x, cos, sin, visible, mask, cache
     attended = x + _norm(c, out, layer.attention_post_norm)
   with jax.named_scope("mlp"):
     out = _norm(c, x if c.parallel else attended, layer.mlp_norm, layer.mlp_norm_bias)
-    out = layers.linear(layer.gate_up, out, layer.gate_up_bias)
-    if c.gated:
-      gate, up = jnp.split(out, 2, axis=0)
-      out = layers.activate(gate, c.activation) * up
+    chosen = None
+    if layer.router is not None:
+      out, chosen = moe.mixture(c.moe, layer, out, c.activation)
     else:
-      out = layers.activate(out, c.activation)
-    x = attended + _norm(c, layers.linear(layer.down, out, layer.down_bias), layer.mlp_post_norm)
-  return x, keys, values
+      out = layers.linear(layer.gate_up, out, layer.gate_up_bias)
+      if c.gated:
+        gate, up = jnp.split(out, 2, axis=0)
+        out = layers.activate(gate, c.activation) * up
+      else:
+        out = layers.activate(out, c.activation)
+      out = layers.linear(layer.down, out, layer.down_bias)
+    x = attended + _norm(c, out, layer.mlp_post_norm)
+  return x, keys, values, chosen

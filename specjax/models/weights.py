@@ -16,8 +16,8 @@ class LayerWeights:
   qkv_bias: Optional[jax.Array]        # f[(H + 2K) * C]
   attention_out: jax.Array             # f[E, H * C]
   mlp_norm: Optional[jax.Array]        # f[E]
-  gate_up: jax.Array                   # f[2 * M, E]; rows: gate, then up; f[M, E], up alone, where nothing is gated
-  down: jax.Array                      # f[E, M]
+  gate_up: Optional[jax.Array]         # f[2 * M, E]; rows: gate, then up; f[M, E], up alone, where nothing is gated
+  down: Optional[jax.Array]            # f[E, M]
   attention_norm_bias: Optional[jax.Array] = None  # f[E]; of LayerNorm
   query_norm: Optional[jax.Array] = None           # f[C], or f[H * C] over all heads
   key_norm: Optional[jax.Array] = None             # f[C], or f[K * C]
@@ -27,6 +27,9 @@ class LayerWeights:
   gate_up_bias: Optional[jax.Array] = None         # f[2 * M] or f[M]
   down_bias: Optional[jax.Array] = None            # f[E]
   mlp_post_norm: Optional[jax.Array] = None        # f[E]
+  router: Optional[jax.Array] = None               # f[X, E]; of a mixture of experts, as are the next two
+  experts_gate_up: Optional[jax.Array] = None      # f[X, 2 * M, E]; rows as in gate_up, which is then None
+  experts_down: Optional[jax.Array] = None         # f[X, E, M]; in place of down
 
 
 @struct.dataclass

@@ -113,6 +113,7 @@ def more(tmp_path_factory, env, arguments, main):
                  "--nocosts", f"--workload={workload}"], ""),
       "batch": (["--batch_size=2", "--methods=ngram", "--nocosts", f"--workload={workload}"], ""),
       "one method": (["--methods=ngram", "--nocosts", "--limit=1", f"--workload={workload}"], ""),
+      "experts": (["--target=tests/fixtures/families/mixtral", "--nocosts", "--limit=1", f"--workload={workload}"], ""),
       "raw": (["--methods=plain", "--raw", "--nocosts", "--languages=ko", f"--workload={workload}"], ""),
       "edge": (["--max_new_tokens=4", f"--workload={edge}"], PEAKS),
       "cut": ([*arguments[3:], "--resume"], ""),
@@ -237,8 +238,8 @@ def test_the_report_shows_the_run(main):
   assert all(name in page for name in ("chat-1", "ngram", "code"))
 
 
-@pytest.mark.parametrize("name", ["sampled", "coupled", "lossy", "batch", "one method", "raw", "whole", "cut",
-                                  "overwrite"])
+@pytest.mark.parametrize("name", ["sampled", "coupled", "lossy", "batch", "one method", "experts", "raw", "whole",
+                                  "cut", "overwrite"])
 def test_other_runs_end_well(more, name):
   end, folder = more[name]
   assert end.code == 0, end.err
@@ -315,6 +316,28 @@ def test_without_plain_there_is_nothing_to_compare(more):
   for group in load(more["one method"][1], "summary.json")["groups"]:
     assert group["method"] == "ngram"
     assert group["speedup"] is None and group["identical_to_plain"] is None
+
+
+def test_a_mixture_of_experts_reports_its_experts(more):
+  """What every pass went through is in the records, the summary and the report; other targets have no such section."""
+  folder = more["experts"][1]
+  groups = {(g["method"], g["category"]): g for g in load(folder, "summary.json")["groups"]}
+  plain, ngram = (groups[method, "all"]["experts"] for method in ("plain", "ngram"))
+  assert (plain["layers"], plain["experts"], plain["chosen"]) == (2, 6, 2)
+  assert [row["width"] for row in plain["by_width"]] == [1]
+  counters = [r["counters"] for r in lines(folder).values() if r["method"] == "ngram"]
+  assert sum(row["passes"] for row in ngram["by_width"]) == pytest.approx(sum(c["steps"] for c in counters))
+  assert sum(row["passes"] * row["nodes"] for row in ngram["by_width"]) == pytest.approx(
+      sum(c["steps"] + c["drafted_tokens"] for c in counters))
+  for experts in (plain, ngram):
+    assert experts["bytes_per_step"] == pytest.approx(experts["expert_bytes"] * sum(
+        row["passes"] * sum(row["distinct_per_layer"]) for row in experts["by_width"]) / sum(
+            row["passes"] for row in experts["by_width"]))
+    assert all(2 <= row["distinct"] <= 6 for row in experts["by_width"]) and 1 <= experts["imbalance"] <= 6
+  assert "What verify passes went through" in (folder / "report.html").read_text(encoding="utf-8")
+  dense = load(more["raw"][1], "summary.json")["groups"]
+  assert all(group["experts"] is None for group in dense)
+  assert "What verify passes went through" not in (more["raw"][1] / "report.html").read_text(encoding="utf-8")
 
 
 def test_raw_prompts(more):

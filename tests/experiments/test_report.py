@@ -428,6 +428,25 @@ def test_languages_have_their_own_table(tmp_path, no_plots):
   assert len(folds) == 1 and "open" not in folds[0]
 
 
+def test_experts_have_a_line_for_every_width(tmp_path, no_plots):
+  """What belongs to the method stands in each of its lines; a target without experts has no such table."""
+  by_width = [{"width": width, "passes": 10.0 * width, "nodes": nodes, "distinct_per_layer": [low, high],
+               "distinct": (low + high) / 2, "at_random": 3.5} for width, nodes, low, high in (
+                   (1, 1.0, 2.0, 2.0), (4, 3.2, 2.5, 4.5))]
+  experts = {"layers": 2, "experts": 8, "chosen": 2, "expert_bytes": 1024, "by_width": by_width, "imbalance": 1.75,
+             "imbalance_per_layer": [1.5, 2.0], "load_per_expert": [[0.125] * 8] * 2, "bytes_per_step": 3 * 2**20,
+             "bytes_per_token": 2**20}
+  groups = [make_group(method, category, experts=experts if method == "ngram" else None)
+            for category in ("all", "code") for method in ("plain", "ngram")]
+  rows = render(write_run(tmp_path / "mixture", groups)).rows
+  behind = ["1.75", "3.00 MiB", "1.00 MiB"]
+  assert ["ngram", "1", "10", "1.00", "2.00[2.00, 2.00]", "3.50", *behind] in rows
+  assert ["ngram", "4", "40", "3.20", "3.50[2.50, 4.50]", "3.50", *behind] in rows
+  assert sum(row[-3:] == behind for row in rows) == 2
+  titles = ["method", *(column.title for column in tables.EXPERTS)]
+  assert titles in rows and titles not in render(write_run(tmp_path / "dense")).rows
+
+
 def test_each_setting_has_its_own_section_and_plots(tmp_path):
   groups = [make_group(m, "all", temperature=t, predicted_speedup=None, accepted_per_position=[],
                        conditional_per_position=[]) for m in ("plain", "ngram") for t in (0.8, 0.0)]
