@@ -38,6 +38,8 @@ def loads(chosen: tuple[jax.Array, ...], valid: jax.Array, *, like: jax.Array) -
     like: i32[B, L, X], the counters, for their shape.
   """
   rows, depth, experts = like.shape
+  if not chosen:
+    return jnp.zeros_like(like)
   run = jnp.stack([jnp.zeros((rows, experts), jnp.int32).at[jnp.arange(rows)[:, None, None], index].add(
       valid[:, :, None].astype(jnp.int32)) for index in chosen], axis=1)
   return jnp.pad(run, ((0, 0), (depth - len(chosen), 0), (0, 0)))

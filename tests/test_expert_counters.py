@@ -21,6 +21,9 @@ def test_two_passes_by_hand():
             jnp.asarray([[[0, 1], [1, 0], [3, 2]], [[0, 1]] * 3, [[1, 3]] * 3]))
   counters = expert_counters.zero(3, 2, ROUTING)
   loads = expert_counters.loads(chosen, valid, like=counters.loads)
+  assert not expert_counters.loads((), valid, like=counters.loads).any()  # a drafter has run all of them
+  alone = expert_counters.loads(chosen[1:], valid, like=counters.loads)  # it has run the first
+  assert alone[:, 0].sum() == 0 and alone[:, 1].tolist() == loads[:, 1].tolist()
   assert loads.tolist() == [[[2, 1, 1, 0], [2, 2, 0, 0]], [[1, 1, 0, 0], [1, 1, 0, 0]], [[1, 0, 1, 0], [0, 1, 0, 1]]]
   counters = count(counters, active=jnp.asarray([True, True, False]), nodes=valid.sum(1), loads=loads,
                    width_index=jnp.int32(1))

@@ -68,7 +68,8 @@ class Decoder:
       raise ValueError(f"layers={layers}: at least one is needed, each from 0 to {self.config.layers - 1}")
     c, mixture = self.config, self.config.moe
     if mixture is not None:
-      mixture = dataclasses.replace(mixture, dense=tuple(at for at, i in enumerate(layers) if not c.mixed(i)))
+      dense = tuple(at for at, i in enumerate(layers) if not c.mixed(i))
+      mixture = None if len(dense) == len(layers) else dataclasses.replace(mixture, dense=dense)
     windows_left = tuple(c.window(i) for i in layers) if c.windows else ()
     return self.replace(weights=self.weights.replace(layers=tuple(self.weights.layers[i] for i in layers)),
                         config=dataclasses.replace(c, layers=len(layers), windows=windows_left, moe=mixture))

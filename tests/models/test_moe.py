@@ -125,6 +125,7 @@ def test_dense_layers_by_list_and_by_step(tmp_path):
   target = specjax.load(str(FOLDERS / "qwen3_moe"))[0]
   assert target.config.moe.dense == (1,) and target.routing.layers == 2
   assert target.keep((1, 2)).config.moe.dense == (0,) and target.keep((1, 2)).routing.layers == 1
+  assert target.keep((1,)).routing is None
   assert dataclasses.asdict(target.routing) == {"layers": 2, "experts": 8, "chosen": 3, "expert_bytes": 3 * 24 * 32 * 4}
 
 
