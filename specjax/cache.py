@@ -7,11 +7,11 @@ what keeps ragged batches, sliding windows and recurrent state safe. A layer wit
 token at position q lies in slot q mod W, of at most W slots (`models.windows` says what is seen of it).
 
 A model with an encoder has a text that begins with the encoder's inputs: `length` counts them, and what the decoder
-reads of them, computed once a request, stands beside its own keys and values, in `cross`. The token at position q of the
-text lies in slot q - inputs.
+reads of them, computed once a request, stands beside its own keys and values, in `cross`. The token at position q of
+the text lies in slot q - inputs.
 
-Letters: B batch rows, K key/value heads, S slots, C head width, T nodes, D greatest depth, L layers, W window, P slots of
-the encoder's inputs.
+Letters: B batch rows, K key/value heads, S slots, C head width, T nodes, D greatest depth, L layers, W window, P slots
+of the encoder's inputs.
 """
 import chex
 from flax import struct
@@ -64,7 +64,7 @@ class Cross:
   keys: tuple[jax.Array, ...]    # L x [B, K, C, P]
   values: tuple[jax.Array, ...]  # L x [B, K, P, C]
   inputs: jax.Array              # i32[B]; the encoder's tokens of each row, 0 until they have been read
-  skipped: int = struct.field(pytree_node=False, default=0)  # slots less than the text has, as no row's inputs are fewer
+  skipped: int = struct.field(pytree_node=False, default=0)  # slots less than the text has: no row has fewer inputs
 
   @property
   def slots(self) -> int:
@@ -72,7 +72,7 @@ class Cross:
     return self.keys[0].shape[3]
 
   def fill(self, keys, values, inputs: jax.Array) -> "Cross":
-    """With what was computed of at most P inputs, L x f[B, K, C, N] and f[B, K, N, C]; `inputs` i32[B] of them are real."""
+    """Computed of N <= P inputs: L x f[B, K, C, N] and f[B, K, N, C]; `inputs` i32[B] of them are real."""
     put = lambda old, new: jax.lax.dynamic_update_slice(old, new.astype(old.dtype), (0,) * 4)
     return self.replace(keys=tuple(map(put, self.keys, keys)), values=tuple(map(put, self.values, values)),
                         inputs=inputs)

@@ -209,7 +209,8 @@ def conclude(target, proposer, state: decode.DecodeState, tree, *, verifier) -> 
 
 def compiled_programs() -> int:
   """How many programs the drivers hold compiled; unchanged over a call that compiled nothing."""
-  return sum(function._cache_size() for function in (advance, conclude, prefill, starting.encode, starting.fresh, _grow))
+  programs = (advance, conclude, prefill, starting.encode, starting.fresh, _grow)
+  return sum(function._cache_size() for function in programs)
 
 
 def make_room(target, proposer, state: decode.DecodeState) -> decode.DecodeState | None:

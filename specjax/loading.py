@@ -14,8 +14,8 @@ def load(name: str, *, dtype=None):
     dtype: of the weights; float32 on a CPU and bfloat16 on an accelerator by default.
 
   Returns:
-    (target, tokenizer): a `models.decoder.Decoder`, or a `models.encoder_decoder.EncoderDecoder` for T5 and its kin, and
-    a `checkpoints.Tokenizer`.
+    (target, tokenizer): a `models.decoder.Decoder`, or a `models.encoder_decoder.EncoderDecoder` for T5 and its kin,
+    and a `checkpoints.Tokenizer`.
 
   Raises:
     ValueError: names what is missing, foreign or broken, and what to do (`checkpoints.CheckpointError`).

@@ -23,8 +23,10 @@ _AGAIN = 16  # tokens that a reply may grow by when it is decoded and encoded ag
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What is measured: `methods` are proposers by name, the first one's replies continue a conversation. A target with an
-  encoder reads each turn alone, as it is."""
+  """What is measured: `methods` are proposers by name, the first one's replies continue a conversation.
+
+  A target with an encoder reads each turn alone, as it is.
+  """
   target: object
   tokenizer: object
   methods: dict

@@ -42,8 +42,8 @@ class Row:
 
 
 def stored() -> dict[str, tuple[pathlib.Path, dict[str, np.ndarray]]]:
-  """Name -> folder of a tiny checkpoint, and what Transformers computed from it: ids, logits, continuation, gaps; and for
-  a model with an encoder what that read, inputs and lengths."""
+  """Name -> folder of a tiny checkpoint, and what Transformers computed from it: ids, logits, continuation, gaps; and
+  for a model with an encoder what that read, inputs and lengths."""
   found = {}
   for file, parent in (("golden_tiny.npz", FIXTURES), ("golden_families.npz", FIXTURES / "families"),
                        ("golden_encoder_decoder.npz", FIXTURES / "encoder_decoder")):

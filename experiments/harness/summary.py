@@ -87,13 +87,14 @@ def _group(requests, base, method, baseline, costs, memory, gaps):
       "first_difference_gap": max([gap for (key, _, m), gap in gaps.items() if m == method and key in requests],
                                   default=None),
       "quality": None,
-  } | _encoder(everything) | _speedups(requests, base if method != baseline else {}, costs.get(method), costs.get(baseline)) \
+  } | _encoder(everything) \
+    | _speedups(requests, base if method != baseline else {}, costs.get(method), costs.get(baseline)) \
     | _costs_of(first, costs.get(method), step_ms)
 
 
 def _encoder(records):
-  """Of a target with an encoder: its milliseconds a request and its share of all time, also by length of the inputs: the
-  power of two below, from 16. Null for others."""
+  """Of a target with an encoder: its milliseconds a request and its share of all time, also by length of the inputs:
+  the power of two below, from 16. Null for others."""
   spent = lambda some: sum(r.get("encode_seconds", 0) for r in some)
   if not spent(records):
     return dict.fromkeys(("encoder_ms", "encoder_share", "encoder_share_by_inputs"))

@@ -116,12 +116,13 @@ def _weights(config, built):
 
 def _config(folder, s) -> EncoderDecoderConfig:
   s.require(_NEUTRAL)
-  generation = Settings(folder / "generation_config.json", folder_vocabulary.read_json(folder / "generation_config.json"))
+  path = folder / "generation_config.json"
+  generation = Settings(path, folder_vocabulary.read_json(path))
   generation.require(_NEUTRAL_GENERATION)
   family, tied = s.get("model_type"), s.flag("tie_word_embeddings", True)
   if family == "mt5" and tied:
-    raise s.error("tie_word_embeddings", "false is supported with mt5, and an lm_head of its own: versions of Transformers "
-                  "differ about a tied one")
+    raise s.error("tie_word_embeddings", "false is supported with mt5, and an lm_head of its own: versions of "
+                  "Transformers differ about a tied one")
   kind = s.get("feed_forward_proj", "relu" if family == "t5" else "gated-gelu")
   if kind not in _FEED_FORWARD:
     raise s.error("feed_forward_proj", f"supported are {', '.join(_FEED_FORWARD)}")

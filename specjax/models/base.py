@@ -108,5 +108,5 @@ def opening(target) -> tuple[int, ...]:
 def decoder_only(target, method: str) -> None:
   """Raises ValueError for a target with an encoder, where `method` takes prompts to be the decoder's own text."""
   if encodes(target):
-    raise ValueError(f"{method} is for decoders, and {type(target).__name__} reads prompts with an encoder; use a decoder "
-                     "as the target, or draft by lookup, with a draft model or with some of the target's layers")
+    raise ValueError(f"{method} is for decoders, and {type(target).__name__} reads prompts with an encoder; use a "
+                     "decoder as the target, or draft by lookup, a draft model or some of the target's layers")

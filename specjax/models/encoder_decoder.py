@@ -2,8 +2,8 @@
 
 A request's text is the encoder's inputs, the decoder's start token and the output, in one row: proposers that look text
 up search the inputs too, and a decoder-only drafter reads them as its prompt. The encoder runs once, in `encode`, which
-stands for the prefill; the decoder's layers then hold keys and values of its outputs in `cache.Cross`, for good. What the
-decoder itself commits is as in any other target, at positions behind the inputs.
+stands for the prefill; the decoder's layers then hold keys and values of its outputs in `cache.Cross`, for good. What
+the decoder itself commits is as in any other target, at positions behind the inputs.
 
 Queries are not scaled, norms are RMSNorms without bias, and positions are `relative`, so that only distances count.
 Inside, activations are columns f[E, B * T], one a token: see `layers`.
@@ -177,8 +177,8 @@ def _encoder_block(c: config_lib.EncoderDecoderConfig, layer, x, visible, bias):
 @functools.partial(jax.jit, static_argnums=0)
 def _decoder_block(c: config_lib.EncoderDecoderConfig, layer, cross, x, visible, mask, bias, cached, read, crossed,
                    before=None):
-  """One layer of the decoder: x f[E, B * T] -> x, keys f[B, H, C, T], values f[B, H, T, C]; `before` are keys and values
-  in flight, `crossed` those of the encoder's outputs, of which `read` bool[B, P] are there."""
+  """One layer of the decoder: x f[E, B * T] -> x, keys f[B, H, C, T], values f[B, H, T, C]; `before` are keys and
+  values in flight, `crossed` those of the encoder's outputs, of which `read` bool[B, P] are there."""
   batch = mask.shape[0]
   with jax.named_scope("attention"):
     query, keys, values = _qkv(c, layer, x, batch)

@@ -48,7 +48,7 @@ class EncoderDecoderConfig:
     if self.activation not in ACTIVATIONS:
       raise ValueError(f"activation={self.activation!r}: allowed are {', '.join(map(repr, ACTIVATIONS))}")
     if self.buckets < 4 or self.buckets % 2 or self.max_distance <= self.buckets // 2:
-      raise ValueError(f"buckets={self.buckets}, max_distance={self.max_distance}: needed are an even number of 4 or more "
-                       "buckets, and a distance beyond half of it")
+      raise ValueError(f"buckets={self.buckets}, max_distance={self.max_distance}: needed are an even number of 4 or "
+                       "more buckets, and a distance beyond half of it")
     if not 0 <= self.start_id < self.vocab_size:
       raise ValueError(f"start_id={self.start_id}: ids are 0 to {self.vocab_size - 1}")

@@ -1,8 +1,8 @@
 """Relative positions as T5 has them: a learned number a head for each bucket of distances, added to the scores.
 
-Sources: arXiv 1910.10683, section 2.1; buckets as Mesh TensorFlow's `transformer_layers` and Transformers' `modeling_t5`
-compute them. Buckets are constants, worked out on the host in float32: at distances where the logarithm is a whole
-number, one that is an ulp off would put a token into another bucket.
+Sources: arXiv 1910.10683, section 2.1; buckets as Mesh TensorFlow's `transformer_layers` and Transformers'
+`modeling_t5` compute them. Buckets are constants, worked out on the host in float32: at distances where the logarithm
+is a whole number, one that is an ulp off would put a token into another bucket.
 
 Letters: B batch rows, T nodes, S slots, P inputs, H heads.
 """

@@ -27,7 +27,7 @@ class Context:
   budget: jax.Array               # i32[B]; output tokens that the row may still emit
   params: sampling.SamplingParams
   rules: stopping.StopRules
-  inputs: jax.Array | None = None        # i32[B]; tokens of the prompt that the target's encoder reads; None without one
+  inputs: jax.Array | None = None        # i32[B]; tokens that the target's encoder reads; None without one
   input_tokens: jax.Array | None = None  # i32[B, P]; those tokens, and any behind them
 
   @property
@@ -144,8 +144,8 @@ def same_vocabulary(target: models.Target, drafter: models.Target) -> None:
 def no_encoder(drafter: models.Target, method: str) -> None:
   """Raises ValueError for a drafter with an encoder, where `method` gives it a text of its own."""
   if models.encodes(drafter):
-    raise ValueError(f"{method} writes the text anew in the drafter's ids, and {type(drafter).__name__} reads inputs with "
-                     "an encoder; use a decoder as the drafter, or one of the target's own family with draft_model")
+    raise ValueError(f"{method} writes the text anew in the drafter's ids, and {type(drafter).__name__} reads inputs "
+                     "with an encoder; use a decoder as the drafter, or draft_model with one of the target's family")
 
 
 def layers_of(target: models.Target, method: str) -> int:

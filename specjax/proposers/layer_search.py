@@ -60,8 +60,8 @@ def search(target, prompts: list[list[int]], budget: int, rounds: int, *, num_to
     seed: of the local search. progress: whether to show a bar.
 
   Raises:
-    ValueError: for a target with fewer than two layers, or with an encoder, a budget below N, no round, a `most` out of range, or text that
-      ends before the first draft does.
+    ValueError: for a target with fewer than two layers, or with an encoder, a budget below N, no round, a `most` out of
+      range, or text that ends before the first draft does.
   """
   layers = base.layers_of(target, "layer skipping")
   models.decoder_only(target, "the search for layers")

@@ -107,8 +107,8 @@ def _encode(model, cache, context, wanted):
   if cache.cross is None:
     return cache
   if context.inputs is None:
-    raise ValueError(f"{type(model).__name__} drafts with an encoder, and this text has no inputs for one; use it with a "
-                     "target that has an encoder, or a decoder as the drafter")
+    raise ValueError(f"{type(model).__name__} drafts with an encoder, and this text has no inputs for one; use it with "
+                     "a target that has an encoder, or a decoder as the drafter")
   encode = lambda carry: (model.encode(carry[0], context.input_tokens, context.inputs), False)
   unread = (wanted & (cache.length == 0)).any()
   return jax.lax.while_loop(lambda carry: carry[1], encode, (cache, unread))[0]

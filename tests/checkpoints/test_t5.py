@@ -44,7 +44,7 @@ def edited(tmp_path):
     ({"num_layers": 3}, r"tensor 'encoder.block.2.layer.0.layer_norm.weight' is missing"),
     ({"decoder_start_token_id": 96}, "start_id=96")])
 def test_keys_that_are_refused(edited, change, named):
-  generation = {"decoder_start_token_id": change["decoder_start_token_id"]} if "decoder_start_token_id" in change else {}
+  generation = {key: value for key, value in change.items() if key == "decoder_start_token_id"}
   with pytest.raises(CheckpointError, match=named):
     specjax.load(edited("t5", change, generation=generation))
 

@@ -202,7 +202,8 @@ def test_encoders_run_once_a_request():
 def test_lookup_finds_the_encoders_inputs():
   """A draft that stands in the inputs only; behind them are the start token and what has been written."""
   target = loaded("t5")
-  state = drivers.start(target, proposers.NGram(), [[20, 21, 22, 23, 24, 25]], max_new_tokens=20, written=[[40, 21, 22]])
+  state = drivers.start(target, proposers.NGram(), [[20, 21, 22, 23, 24, 25]], max_new_tokens=20,
+                        written=[[40, 21, 22]])
   assert state.tokens[0, :10].tolist() == [20, 21, 22, 23, 24, 25, 0, 40, 21, 22]
   assert state.length.tolist() == [10] and state.cache.length.tolist() == [9] and state.cache.written.tolist() == [3]
   drafted = lambda source: proposers.NGram(source=source, num_tokens=3).propose(
@@ -254,7 +255,7 @@ def test_refusals():
   with pytest.raises(ValueError, match="written holds 2 lists of ids for 1 prompts"):
     drivers.start(target, proposers.Plain(), [[5]], written=[[1], [2]])
   llama = specjax.load(str(FIXTURES / "tiny_llama"))[0]
-  with pytest.raises(ValueError, match=r"begins with \(0,\) behind its encoder's inputs.*texts of the target have \(\)"):
+  with pytest.raises(ValueError, match=r"begins with \(0,\) behind its encoder's inputs.*target have \(\)"):
     drivers.start(llama, proposers.DraftModel(model=target), [[5]])
   with pytest.raises(ValueError, match="layers=.*0 to 1"):
     target.keep((2,))
