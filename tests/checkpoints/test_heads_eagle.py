@@ -127,7 +127,7 @@ def test_every_tensor_is_needed_and_no_other_is(tmp_path, name):
   ("attention_bias", True, "supported: False or None"), ("hidden_act", "gelu", "supported: 'silu'"),
   ("model_type", "eagle", "supported: 'llama' or 'qwen2' or 'mixtral'"), ("bias", "no", "true or false"),
   ("num_hidden_layers", 0, "a positive whole number"),
-  ("speculators_model_type", "eagle", "only 'eagle3' and 'mtp' are supported")])
+  ("speculators_model_type", "eagle", "only 'eagle3', 'mtp', 'peagle' are supported")])
 def test_unsupported_arithmetic_is_refused_by_name(tmp_path, key, value, why):
   with pytest.raises(CheckpointError, match=f"config.json: {key} is .*{why}"):
     open_copy(tmp_path, "eagle_vicuna", config={key: value})

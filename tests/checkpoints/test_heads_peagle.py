@@ -35,8 +35,8 @@ def test_forward_is_the_published_one():
   pad = lambda x: jnp.concatenate([x[:, 3:], 9 * jnp.ones((1, 2, x.shape[2]))], 1)
   mask = head.embed(None, jnp.full((1, 3), head.mask_id)), jnp.broadcast_to(head.mask(), (1, 3, feature.shape[2]))
   positions, seen = masked_pass.layout(cache.length, jnp.array([2]), 4, 3)
-  given = jnp.concatenate([pad(embedded), mask[0]], 1), jnp.concatenate([pad(feature), mask[1]], 1)
-  hidden, _, made = head.forward(*given, positions, seen, cache)
+  into = jnp.concatenate([pad(embedded), mask[0]], 1), jnp.concatenate([pad(feature), mask[1]], 1)
+  hidden, _, made = head.forward(*into, positions, seen, cache)
   found = head.logits(masked_pass.depths(hidden, jnp.array([2]), 3))
   np.testing.assert_allclose(found[0], given["logits"], atol=1e-4)
   assert masked_pass.entries(made, 4).keys[1].shape[3] == 4

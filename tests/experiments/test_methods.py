@@ -14,10 +14,7 @@ from specjax import verifiers
 from specjax.testing import tiny
 import tiny_tokenizers
 
-HEADS = "eagle", "eagle3", "mtp", "medusa", "hydra", "dflash", "dspark"
-
-
-HEADS = ("eagle", "eagle3", "medusa", "hydra", "dflash", "dspark", "peagle")
+HEADS = "eagle", "eagle3", "mtp", "medusa", "hydra", "dflash", "dspark", "peagle"
 
 
 @pytest.fixture(autouse=True)
