@@ -3,7 +3,7 @@
 # EAGLE-3, DSpark and Medusa, and EAGLE-3 on parts of the data, which shows what more of it would give. Whatever stopped
 # goes on with the same command. Hours on two cores, minutes on an accelerator, where the batches may be larger (BATCH,
 # TOKENS). Paths are seen from the repository's folder. The heads that come with specjax were made by this, of the 1,357
-# chat prompts that their cards name.
+# chat prompts that their cards name; EAGLE-3 then went on (--start_from) over these and 1,280 more own prompts.
 #
 #   launch/train_heads.sh prompts.jsonl[,more.jsonl] runs/heads
 #
