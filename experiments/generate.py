@@ -3,7 +3,6 @@
   python -m experiments.generate --prompt="Name three rivers." --method=ngram
 """
 import sys
-import time
 
 from absl import flags
 
@@ -12,6 +11,7 @@ from experiments.harness import logprob_table
 from experiments.harness import methods
 from experiments.harness import rules
 from experiments.harness import settings
+from experiments.harness import terminal
 from experiments import pairs
 import specjax
 from specjax.models import base as models
@@ -20,11 +20,8 @@ _PROMPT = flags.DEFINE_string("prompt", None, "The user's message.")
 _SYSTEM = flags.DEFINE_string("system", None, "A system message; the target's own default without it.")
 _METHOD = flags.DEFINE_string("method", "ngram", f"One of {', '.join(methods.NAMES)}.")
 _RAW = flags.DEFINE_bool("raw", False, "Give the prompt to the target as it is, without its chat template.")
-_COLOR = flags.DEFINE_enum("color", "auto", ["auto", "always", "never"], "Colour accepted drafts; auto: on a terminal.")
 _LOGPROBS = flags.DEFINE_integer("logprobs", None, "Show each token's logprobs behind the text, and so many "
                                  "alternatives; off by default.", lower_bound=0)
-
-_GREEN, _END = "\x1b[32m", "\x1b[0m"
 
 
 def main():
@@ -50,25 +47,12 @@ def main():
   else:
     system = [{"role": "system", "content": _SYSTEM.value}] if _SYSTEM.value else []
     prompt = tokenizer.chat(system + [{"role": "user", "content": _PROMPT.value}])
-  color = _COLOR.value == "always" or (_COLOR.value == "auto" and sys.stdout.isatty())
-  begin, first, deltas = time.perf_counter(), None, []
-  for delta in specjax.stream(target, proposer, prompt, params, tokenizer=tokenizer,
-                              max_new_tokens=settings.MAX_NEW_TOKENS.value, key=settings.random_key(),
-                              verifier=verifier, logprobs=_LOGPROBS.value):
-    first = first or time.perf_counter()
-    deltas.append(delta)
-    for piece, drafted in zip(delta.pieces, delta.drafted):
-      sys.stdout.write(f"{_GREEN}{piece}{_END}" if color and drafted and piece else piece)
-    sys.stdout.flush()
-  end = time.perf_counter()
-  tokens = sum(len(delta.token_ids) for delta in deltas)
-  later = tokens - len(deltas[0].token_ids)
-  rate = f", {later / (end - first):.1f} tokens/s after the first step" if later else ""
+  answer = terminal.write(specjax.stream(
+      target, proposer, prompt, params, tokenizer=tokenizer, max_new_tokens=settings.MAX_NEW_TOKENS.value,
+      key=settings.random_key(), verifier=verifier, logprobs=_LOGPROBS.value))
   if _LOGPROBS.value is not None:
-    print("\n\n" + logprob_table.render(deltas, tokenizer), end="", file=sys.stderr)
-  print(f"\n\n{tokens} tokens in {len(deltas)} steps, {sum(sum(delta.drafted) for delta in deltas)} of them accepted "
-        f"drafts; first step after {first - begin:.2f} s (compilation included){rate}; finished by "
-        f"{deltas[-1].finish_reason}", file=sys.stderr)
+    print("\n\n" + logprob_table.render(answer.deltas, tokenizer), end="", file=sys.stderr)
+  print(f"\n\n{answer.line()}", file=sys.stderr)
   if not rules.keeps_the_law(verifier, proposer):
     print(f"LOSSY: {rules.name_of(verifier)}; the text is not the target's", file=sys.stderr)
 

@@ -5,6 +5,7 @@ from specjax import verifiers
 from specjax.checkpoints.heads import load_head
 from specjax.checkpoints.heads import save_head
 from specjax.constraints import Automaton
+from specjax.conversation import Conversation
 from specjax.drivers import Delta
 from specjax.drivers import generate
 from specjax.drivers import GenerateResult
@@ -16,5 +17,5 @@ from specjax.tree import TokenTree
 
 __version__ = "0.1.0"
 
-__all__ = ["Automaton", "Delta", "GenerateResult", "SamplingParams", "TokenTree", "checkpoints", "generate", "load",
-           "load_head", "proposers", "save", "save_head", "stream", "verifiers"]
+__all__ = ["Automaton", "Conversation", "Delta", "GenerateResult", "SamplingParams", "TokenTree", "checkpoints",
+           "generate", "load", "load_head", "proposers", "save", "save_head", "stream", "verifiers"]

@@ -57,6 +57,8 @@ class GenerateResult:
   logprobs: logprobs_lib.Logprobs | None = None  # of the output tokens, NumPy arrays, 0 behind the end; if asked for
   driver: str = "device"           # or "host": the proposer drafted in Python
   proposer_state: Any = None       # the proposer's last state, on the device; what `Proposer.remember` takes
+  reused: np.ndarray | None = None  # i32[B]; prompt tokens that were kept and not run again
+  kept: decode.DecodeState | None = None  # the last state, on the device, if it was to be kept
 
   @property
   def token_ids(self) -> list[list[int]]:
@@ -82,7 +84,8 @@ class Delta:
 
 def generate(target, proposer, prompts, params: sampling.SamplingParams | None = None, *, max_new_tokens=128,
              key: jax.Array | None = None, eos_ids=None, stop_sequences=(), verifier=point.Point(), constraint=None,
-             logprobs: int | None = None) -> GenerateResult:
+             logprobs: int | None = None, keep: bool = False,
+             kept: decode.DecodeState | None = None) -> GenerateResult:
   """Generates for a batch of prompts.
 
   Args:
@@ -96,6 +99,11 @@ def generate(target, proposer, prompts, params: sampling.SamplingParams | None =
     verifier: the verification rule.
     constraint: a mask hook, see `constraints.Constraint`.
     logprobs: None for none, or how many alternatives to report beside every output token's own; see `logprobs`.
+    keep: whether the result holds the last state, caches and all, for a next call's `kept`.
+    kept: the last state of an earlier call with the same target, proposer and number of rows, the next turn of a
+      conversation. Where every prompt begins with that call's prompt and output, their tokens are not run again;
+      otherwise all are. `GenerateResult.reused` says how many were kept. A state serves once: its buffers are taken
+      over.
 
   Returns:
     Tokens, counters and times. The token or sequence that ended a row is part of its output.
@@ -107,7 +115,8 @@ def generate(target, proposer, prompts, params: sampling.SamplingParams | None =
   """
   begin, spent = time.perf_counter(), {}
   state = start(target, proposer, prompts, params, max_new_tokens=max_new_tokens, key=key, eos_ids=eos_ids,
-                stop_sequences=stop_sequences, verifier=verifier, constraint=constraint, logprobs=logprobs, spent=spent)
+                stop_sequences=stop_sequences, verifier=verifier, constraint=constraint, logprobs=logprobs, spent=spent,
+                kept=kept)
   state, drafting = jax.block_until_ready(_run(target, proposer, state, np.int32(1), verifier))
   first = time.perf_counter()
   first_tokens = np.asarray(state.length - state.start)
@@ -117,23 +126,29 @@ def generate(target, proposer, prompts, params: sampling.SamplingParams | None =
   end = time.perf_counter()
   return _result(state, Timings(first_token=first - begin, total=end - begin, first_tokens=first_tokens,
                                 draft_seconds=drafting, encode_seconds=spent.get("encode", 0.0)),
-                 "host" if starting.on_host(proposer) else "device")
+                 "host" if starting.on_host(proposer) else "device", spent["reused"], state if keep else None)
 
 
 def stream(target, proposer, prompts, params: sampling.SamplingParams | None = None, *, tokenizer=None,
            max_new_tokens=128, key: jax.Array | None = None, eos_ids=None, stop_sequences=(), verifier=point.Point(),
-           constraint=None, logprobs: int | None = None) -> collections.abc.Iterator[Delta]:
+           constraint=None, logprobs: int | None = None, kept: decode.DecodeState | None = None,
+           spent: dict | None = None) -> collections.abc.Generator[Delta, None, decode.DecodeState]:
   """Generates as `generate` does, and yields what each row gained, step by step.
+
+  What the generator returns behind the last delta (the value of `yield from`) is the last state, for a next call's
+  `kept`.
 
   Args:
     tokenizer: gives each delta its text; without one the text is empty.
-    target, proposer, prompts, params, max_new_tokens, key, eos_ids, stop_sequences, verifier, constraint, logprobs:
-      see `generate`; one prompt may be given as a plain list of ids.
+    target, proposer, prompts, params, max_new_tokens, key, eos_ids, stop_sequences, verifier, constraint, logprobs,
+      kept: see `generate`; one prompt may be given as a plain list of ids.
+    spent: takes what `starting.start` says of the prefill, before the first delta.
   """
   if len(prompts) and np.ndim(prompts[0]) == 0 and not isinstance(prompts, str):
     prompts = [prompts]
   state = start(target, proposer, prompts, params, max_new_tokens=max_new_tokens, key=key, eos_ids=eos_ids,
-                stop_sequences=stop_sequences, verifier=verifier, constraint=constraint, logprobs=logprobs)
+                stop_sequences=stop_sequences, verifier=verifier, constraint=constraint, logprobs=logprobs, spent=spent,
+                kept=kept)
   texts = [checkpoints.TextStream(tokenizer) if tokenizer is not None else None for _ in prompts]
   before = np.asarray(state.length)
   while (roomy := make_room(target, proposer, state)) is not None:
@@ -152,6 +167,7 @@ def stream(target, proposer, prompts, params: sampling.SamplingParams | None = N
       yield Delta(row=int(row), token_ids=ids, drafted=drafted[row, gained].tolist(), pieces=pieces,
                   finish_reason=finish, logprobs=jax.tree.map(lambda x: x[row, gained], known))
     before = length
+  return state
 
 
 def warm_up(target, proposer, prompts, params=None, *, max_new_tokens=128, verifier=point.Point(), **kwargs) -> None:
@@ -209,7 +225,7 @@ def conclude(target, proposer, state: decode.DecodeState, tree, *, verifier) -> 
 
 def compiled_programs() -> int:
   """How many programs the drivers hold compiled; unchanged over a call that compiled nothing."""
-  programs = (advance, conclude, prefill, starting.encode, starting.fresh, _grow)
+  programs = (advance, conclude, prefill, starting.encode, starting.fresh, starting.resumed, _grow)
   return sum(function._cache_size() for function in programs)
 
 
@@ -237,7 +253,7 @@ def _fits(proposer, state):
   return jnp.max(jnp.where(state.active, wanted, 0)) <= state.tokens.shape[1]
 
 
-def _result(state, timings, driver):
+def _result(state, timings, driver, reused, kept):
   proposer_state = state.proposer
   state = jax.device_get(state.replace(cache=(), proposer=(), keys=(), constraint=None, constraint_state=None))
   lengths = (state.length - state.start).astype(np.int32)
@@ -253,4 +269,4 @@ def _result(state, timings, driver):
   return GenerateResult(tokens=output(state.tokens, fill=-1), lengths=lengths, drafted=output(state.drafted),
                         finish_reasons=tuple(stopping.REASONS[r] for r in state.reason), counters=state.counters,
                         timings=timings, logprobs=jax.tree.map(output, state.logprobs), driver=driver,
-                        proposer_state=proposer_state)
+                        proposer_state=proposer_state, reused=reused, kept=kept)

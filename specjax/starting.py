@@ -27,14 +27,16 @@ _FIRST_INPUTS = 64      # slots of an encoder's inputs, likewise
 
 
 def start(target, proposer, prompts, params=None, *, max_new_tokens=128, key=None, eos_ids=None, stop_sequences=(),
-          verifier=point.Point(), constraint=None, logprobs=None, written=None,
-          spent: dict | None = None) -> decode.DecodeState:
+          verifier=point.Point(), constraint=None, logprobs=None, written=None, spent: dict | None = None,
+          kept: decode.DecodeState | None = None) -> decode.DecodeState:
   """The state behind the prefill, ready for the first step. Arguments and errors as in `generate`.
 
   Args:
     written: token ids that rows have written already, a list of B lists: the output goes on behind them. For a decoder
       that is the same as a longer prompt; a target with an encoder reads prompts only.
-    spent: takes the seconds of the encoder, under "encode", if the target has one; the device is waited for.
+    spent: takes the seconds of the encoder, under "encode", if the target has one, and the device is waited for; and
+      under "reused" i32[B], the prompt tokens of each row that were not run again.
+    kept: the last state of an earlier call, whose texts these prompts go on from: see `_goes_on`. It is consumed.
   """
   rows = len(prompts)
   if not rows:
@@ -67,6 +69,11 @@ def start(target, proposer, prompts, params=None, *, max_new_tokens=128, key=Non
   widths = len(decode.widths_for(proposer.max_nodes))
   # A capacity of its own for every request would be a shape of its own, and a compilation.
   capacity = bucket(int(limit.max()), target.max_context)
+  if not _goes_on(target, proposer, kept, prompts, capacity):
+    kept = None
+  if kept is not None and kept.tokens.shape[1] > slots:  # its cache does not become smaller
+    slots = kept.tokens.shape[1]
+    tokens = np.pad(tokens, ((0, 0), (0, slots - tokens.shape[1])))
   state = decode.DecodeState(
       tokens=jnp.asarray(tokens), drafted=jnp.zeros((rows, slots), bool), length=jnp.asarray(lengths),
       start=jnp.asarray(lengths), limit=jnp.asarray(limit), reason=jnp.zeros((rows,), jnp.int32),
@@ -81,8 +88,15 @@ def start(target, proposer, prompts, params=None, *, max_new_tokens=128, key=Non
   _check_verifier(proposer, verifier)
   if proposer.max_nodes > 1 and keys_lib.STOP in verifier.purposes:  # others look at no q
     _check_drafts(target, proposer, verifier, fill(*fresh.eval_shape(*given, **sizes)))
-  state = fill(*fresh(*given, **sizes))
   left = lengths - 1
+  if kept is None:
+    state, reused = fill(*fresh(*given, **sizes)), np.zeros(rows, np.int32)
+  else:
+    reused = np.asarray(kept.cache.length)
+    state = fill(*resumed(kept.cache, kept.proposer, *given[2:], slots=slots))
+    left = left - reused
+  if spent is not None:
+    spent["reused"] = reused
   if models.encodes(target):
     if spent is not None:
       jax.block_until_ready(state)
@@ -108,6 +122,44 @@ def fresh(target, proposer, key, seeds, *, slots, capacity, encoder=()):
   and those that no row's output can need."""
   rows = seeds.shape[0]
   return target.init_cache(rows, slots, *encoder), proposer.init(target, rows, capacity), keys_lib.row_keys(key, seeds)
+
+
+@functools.partial(jax.jit, static_argnames="slots")
+def resumed(cache, proposer_state, key, seeds, *, slots):
+  """As `fresh`, of what was kept."""
+  return cache.grow(slots), proposer_state, keys_lib.row_keys(key, seeds)
+
+
+def _goes_on(target, proposer, kept, prompts, capacity) -> bool:
+  """Whether what was kept serves these prompts: every row's text is the beginning of its prompt, and the proposer's
+  state has the sizes of one for `capacity` tokens.
+
+  Nothing is taken back, so that windows and recurrent states go on as well: one row whose prompt departs from its text,
+  or a proposer whose state would have to grow, and the whole batch is run from its first token.
+
+  Raises:
+    ValueError: another number of rows, or a target with an encoder.
+  """
+  if kept is None:
+    return False
+  if models.encodes(target):
+    raise ValueError(f"{type(target).__name__} reads every prompt anew with its encoder: there is nothing to keep of an "
+                     "earlier one; leave `kept` out")
+  if kept.length.shape[0] != len(prompts):
+    raise ValueError(f"what was kept has {kept.length.shape[0]} rows, and {len(prompts)} prompts were given; one a row "
+                     "is needed")
+  texts, known = jax.device_get((kept.tokens, kept.length))
+  if any(len(prompt) < size or not np.array_equal(prompt[:size], text[:size])
+         for prompt, text, size in zip(prompts, texts, known)):
+    return False
+  shape = lambda tree: (jax.tree.structure(tree), [(x.shape, x.dtype) for x in jax.tree.leaves(tree)])
+  return shape(kept.proposer) == shape(_proposer_state.eval_shape(target, proposer, rows=len(prompts),
+                                                                  capacity=capacity))
+
+
+@functools.partial(jax.jit, static_argnames=("rows", "capacity"))
+def _proposer_state(target, proposer, *, rows, capacity):
+  return proposer.init(target, rows, capacity)
 
 
 encode = jax.jit(decode.encode, donate_argnames="state")

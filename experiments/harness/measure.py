@@ -2,12 +2,17 @@
 
 Drift of a shared machine hits all methods alike, because a request is run by each of them before the next one starts,
 in an order that rotates. A measurement during which anything compiled is thrown away and made again.
+
+A later turn of a conversation goes on behind the caches of the turn before, if all methods can. Sampled, a method may
+have written another text than the first one's, which all continue: it would run the prompt anew, and the times to the
+first token would compare texts, not methods.
 """
 import collections.abc
 import dataclasses
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from experiments.harness import rules
@@ -137,38 +142,46 @@ def measure(plan: Plan, report=lambda: None) -> collections.abc.Iterator[list[di
 
 
 def _measure_batch(plan, memory, batch, index, report):
-  records, names, learnt = [], list(plan.methods), {}
-  conversations = [[] for _ in batch]
-  for turn in range(max(len(request.turns) for request in batch)):
+  records, names, learnt, kept, before = [], list(plan.methods), {}, {}, None
+  conversations, texts = [[] for _ in batch], [[] for _ in batch]
+  turns = max(len(request.turns) for request in batch)
+  for turn in range(turns):
     rows = [i for i, request in enumerate(batch) if turn < len(request.turns)]
     for i in rows:
       conversations[i].append({"role": "user", "content": batch[i].turns[turn]})
-    prompts = [_encode(plan, conversations[i]) for i in rows]
+    prompts = [_encode(plan, conversations[i], texts[i]) for i in rows]
+    alike = rows == before and all(ids == texts[i] for _, all_ids in kept.values() for i, ids in zip(rows, all_ids))
+    going_on, kept, before = kept if alike else {}, {}, rows
     seeds = [_seed(batch[i].id, turn) for i in rows]
     replies = {}
     for repeat in range(plan.repeats):
       shift = (index + repeat) % len(names)
       for name in names[shift:] + names[:shift]:
-        result = _timed(plan, memory[name, repeat], prompts, seeds)
+        result = _timed(plan, memory[name, repeat], prompts, seeds, keep=turn + 1 < turns,
+                        kept=going_on.pop((name, repeat), (None,))[0])
+        kept[name, repeat] = result.kept, [prompt + ids for prompt, ids in zip(prompts, result.token_ids)]
         # Of a conversation the outputs of all turns and the last turn's state: the others began from the same memory.
         outputs = learnt.get((name, repeat), (None, []))[1]
         learnt[name, repeat] = result.proposer_state, outputs + result.token_ids
         report()
         made = [_record(plan, batch[i], batch, name, repeat, turn, prompts[k], result, k, len(rows))
                 for k, i in enumerate(rows)]
-        replies.setdefault(name, [record["text"] for record in made])
+        replies.setdefault(name, [(record["text"], record["token_ids"]) for record in made])
         records.extend(made)
     # Equal terms: every method continues the same conversation, with the first method's replies in it.
-    for i, reply in zip(rows, replies[names[0]]):
+    for i, prompt, (reply, ids) in zip(rows, prompts, replies[names[0]], strict=True):
       conversations[i].append({"role": "assistant", "content": reply})
+      texts[i] = prompt + ids
   for arm, (state, outputs) in learnt.items():
     memory[arm] = memory[arm].remember(state, outputs)
   return records
 
 
-def _timed(plan, proposer, prompts, seeds, **kwargs):
+def _timed(plan, proposer, prompts, seeds, *, kept=None, **kwargs):
   while True:
     before = drivers.compiled_programs()
+    if kept is not None:  # it serves once, and this may have to be done again
+      kwargs["kept"] = jax.block_until_ready(jax.tree.map(jnp.copy, kept))
     result = drivers.generate(plan.target, proposer, prompts, settings.sampling_params(seeds),
                               max_new_tokens=plan.max_new_tokens, key=settings.random_key(), verifier=plan.verifier,
                               **kwargs)
@@ -188,6 +201,7 @@ def _record(plan, request, batch, method, repeat, turn, prompt, result, row, row
       "temperature": settings.TEMPERATURE.value, "verifier": rules.name_of(plan.verifier),
       "lossless": rules.keeps_the_law(plan.verifier, plan.methods[method]), "driver": result.driver,
       "prompt": request.turns[turn], "prompt_tokens": len(prompt), "prompt_ids": list(prompt),
+      "reused_tokens": int(result.reused[row]),
       "token_ids": ids,
       "pieces": plan.tokenizer.pieces(ids), "from_draft": result.drafted[row, :count].tolist(),
       "text": plan.tokenizer.decode(ids), "finish_reason": result.finish_reasons[row],
@@ -202,10 +216,11 @@ def _record(plan, request, batch, method, repeat, turn, prompt, result, row, row
   }
 
 
-def _encode(plan, conversation):
+def _encode(plan, conversation, text=()):
+  """The prompt of a conversation's next turn; `text` are the ids so far, of prompts and replies."""
   if plan.raw or models.encodes(plan.target):
     return plan.tokenizer.encode(conversation[-1]["content"], add_special_tokens=True)
-  return plan.tokenizer.chat(conversation)
+  return plan.tokenizer.chat_behind(text, conversation)
 
 
 def _seed(identity, turn):

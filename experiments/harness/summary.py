@@ -70,10 +70,12 @@ def _group(requests, base, method, baseline, costs, memory, gaps):
   plain_ms = _step_ms([r for records in base.values() for r in records])
   return {
       "temperature": first[0]["temperature"], "batch_size": first[0]["batch_size"], "requests": len(requests),
-      "prompt_tokens": sum(r["prompt_tokens"] for r in first), "output_tokens": totals["output_tokens"],
+      "prompt_tokens": sum(r["prompt_tokens"] for r in first),
+      "reused_tokens": sum(r.get("reused_tokens", 0) for r in first), "output_tokens": totals["output_tokens"],
       "steps": totals["steps"], "drafted_tokens": totals["drafted_tokens"],
       "accepted_tokens": totals["accepted_tokens"],
-      "steps_beyond_draft_context": totals["steps_beyond_draft_context"], "verifier": first[0]["verifier"], "lossless": first[0]["lossless"],
+      "steps_beyond_draft_context": totals["steps_beyond_draft_context"], "verifier": first[0]["verifier"],
+      "lossless": first[0]["lossless"],
   } | counters_lib.ratios(totals) | {
       "tokens_per_second": float(np.divide(*np.sum([_tokens_and_seconds(v) for v in requests.values()], axis=0))),
       "repeated_share": sum(statistics.repeated_tokens(r["token_ids"]) for r in first) / totals["output_tokens"],

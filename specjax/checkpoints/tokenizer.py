@@ -122,6 +122,31 @@ class Tokenizer:
     """
     return self.encode(self.chat_text(messages, add_generation_prompt=add_generation_prompt))
 
+  def chat_behind(self, ids: Sequence[int], messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """Ids of a conversation that goes on behind `ids`, its prompts and answers so far.
+
+    A text has more than one spelling in ids, and a model seldom writes the one that encoding gives: what was generated
+    stays as it was, and only what the template writes behind it is encoded. Where `ids` are not the beginning of the
+    text that the template writes, the ids are those of `chat`.
+
+    Args:
+      ids: the last prompt and its answer, special tokens included; [] at first.
+      messages: the whole conversation, the new message last.
+
+    Returns:
+      The ids.
+
+    Raises:
+      ValueError: as `chat`.
+    """
+    text, ids = self.chat_text(messages), list(ids)
+    known = self.decode(ids, skip_special_tokens=False)
+    if ids and text.startswith(known):
+      found = ids + self.encode(text[len(known):])
+      if self.decode(found, skip_special_tokens=False) == text:
+        return found
+    return self.encode(text)
+
   def chat_text(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
     """The text that `chat` encodes; raises as `chat` does."""
     if self._template is None:

@@ -63,11 +63,12 @@ class Driver:
   def arms(self):
     return ["ngram" if isinstance(call["proposer"], proposers.NGram) else "plain" for call in self.calls]
 
-  def generate(self, target, proposer, prompts, params=None, *, max_new_tokens, key, verifier):
+  def generate(self, target, proposer, prompts, params=None, *, max_new_tokens, key, verifier,
+               keep=False, kept=None):
     del target
     self.programs += len(self.calls) in self._compiles
     self.calls.append({"proposer": proposer, "prompts": prompts, "seeds": list(params.seed), "key": key,
-                       "params": params, "verifier": verifier})
+                       "params": params, "verifier": verifier, "keep": keep, "kept": kept})
     rows, mine = len(prompts), 30 + len(self.calls)
     counters = counters_lib.zero_counters(rows, proposer.max_depth, 3)
     counters = jax.tree.map(np.asarray, counters).replace(steps=np.arange(rows) + 3)
@@ -77,7 +78,8 @@ class Driver:
                                   finish_reasons=("length",) * rows, counters=counters,
                                   timings=drivers.Timings(first_token=1.0 * len(self.calls),
                                                           total=3.0 * len(self.calls),
-                                                          first_tokens=np.ones(rows, np.int32)))
+                                                          first_tokens=np.ones(rows, np.int32)),
+                                  reused=np.zeros(rows, np.int32), kept=np.int32(mine) if keep else None)
 
 
 def run(plan):
