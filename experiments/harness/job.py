@@ -13,6 +13,7 @@ from tqdm import tqdm
 from experiments import report
 from experiments.harness import costs as costs_lib
 from experiments.harness import environment
+from experiments.harness import expert_costs
 from experiments.harness import measure
 from experiments.harness import methods
 from experiments.harness import rules
@@ -108,18 +109,24 @@ class Job:
     memory = {name: self._memory(proposer, records) for name, proposer in self.plan.methods.items()}
     gaps = self._gaps(records)
     widths = {name: decode.widths_for(proposer.max_nodes) for name, proposer in self.plan.methods.items()}
-    routing = getattr(self.plan.target, "routing", None)
+    target = self.plan.target
+    routing, windows = getattr(target, "routing", None), getattr(getattr(target, "config", None), "windows", ())
 
-    def write(measured):
+    def write(measured, expert_cost=None):
       summary = summary_lib.summarize(records, costs=measured, memory=memory, gaps=gaps, routing=routing,
-                                      widths=widths)
+                                      widths=widths, expert_cost=expert_cost, windows=windows)
       if partial:
         summary["partial"] = True
       self.folder.write_json("summary.json", summary)
       return summary
 
     summary = write(None)
-    return write(self._step_costs(records)) if costs else summary
+    if not costs:
+      return summary
+    longest = max((r["prompt_ids"] + r["token_ids"] for r in records), key=len)
+    # Passes of up to 64 tokens are timed behind a text: it must leave room for them.
+    text = longest[:max(1, target.max_context - decode.WIDTHS[-1])]
+    return write(self._step_costs(records), None if routing is None else expert_costs.measure(target, text))
 
   def write_report(self):
     """Writes `report.html` and `plots/`; returns the report's path."""
@@ -139,7 +146,8 @@ class Job:
             for name, proposer in tqdm(self.plan.methods.items(), desc="timing the parts of a step", leave=False)}
 
   def _memory(self, proposer, records):
-    """Bytes of weights, of the largest cache that a request needed, and of the proposer with its state."""
+    """Bytes of weights, of the largest cache that a request needed, of the same without rings if it has windows, and
+    of the proposer with its state."""
     # A leaf may be a plain number, such as a threshold.
     size = lambda tree: sum(x.size * x.dtype.itemsize for x in map(_described, jax.tree.leaves(tree)))
     target = self.plan.target
@@ -148,7 +156,11 @@ class Job:
     rows = max(r["batch_size"] for r in records)
     cache = jax.eval_shape(lambda: target.init_cache(rows, slots))
     state = jax.eval_shape(lambda: proposer.init(target, rows, slots))
-    return {"weights": size(target), "cache": size(cache), "draft": size(proposer) + size(state)}
+    found = {"weights": size(target), "cache": size(cache), "draft": size(proposer) + size(state)}
+    if any(getattr(cache, "windows", ())):
+      found["cache_without_rings"] = sum(size((keys, values)) * slots // keys.shape[3]
+                                         for keys, values in zip(cache.keys, cache.values))
+    return found
 
   def _gaps(self, records):
     """Where a greedy text differs from plain decoding's: the target's top-2 logit gap at the first difference."""

@@ -13,7 +13,7 @@ _PER_POSITION = ("drafted_per_position", "trials_per_position", "accepted_per_po
 
 
 def summarize(records: list[dict], baseline: str = "plain", *, costs=None, memory=None, gaps=None,
-              routing=None, widths=None) -> dict:
+              routing=None, widths=None, expert_cost=None, windows=()) -> dict:
   """The summary of a run.
 
   Args:
@@ -24,6 +24,8 @@ def summarize(records: list[dict], baseline: str = "plain", *, costs=None, memor
     gaps: by (id, turn, method), the top-2 logit gap where that text first differs from the baseline's.
     routing: of the target, see `models.base.Routing`; None without mixtures of experts.
     widths: by method, the widths that its passes run at; with `routing` only.
+    expert_cost: what `expert_costs.measure` returns; with `routing` only.
+    windows: of the target's layers, tokens or None each; () without any.
 
   Returns:
     {"schema": 1, "groups": [...]}, fields of features that are not there yet null.
@@ -48,7 +50,10 @@ def summarize(records: list[dict], baseline: str = "plain", *, costs=None, memor
         groups.append({"method": method, "category": category, "language": language} |
                       _group(requests[method], requests.get(baseline, {}), method, baseline, costs or {}, memory or {},
                              gaps or {}) |
-                      {"experts": _experts(requests[method], routing, (widths or {}).get(method))})
+                      {"experts": _experts(requests[method], routing, (widths or {}).get(method)),
+                       "windows": _windows(requests[method], windows)})
+        if routing is not None and (category, language) == ("all", "all"):
+          groups[-1]["experts"]["cost"] = expert_cost
   return {"schema": 1, "groups": groups}
 
 
@@ -118,6 +123,18 @@ def _experts(requests, routing, widths):
   for row in found["by_width"]:
     row["at_random"] = experts_theory.expected_distinct(routing.experts, routing.chosen, row["nodes"])
   return found
+
+
+def _windows(requests, windows):
+  """Of a target with windows: layers that have one, of how many, the windows' tokens, and the share of output tokens
+  that were written behind more tokens than the least of them holds. None for others."""
+  sizes = sorted({window for window in windows if window is not None})
+  if not sizes:
+    return None
+  first = [r for records in requests.values() for r in records if r["repeat"] == 0]
+  beyond = sum(max(0, min(len(r["token_ids"]), r["prompt_tokens"] + len(r["token_ids"]) - sizes[0])) for r in first)
+  return {"layers": sum(window is not None for window in windows), "of_layers": len(windows), "tokens": sizes,
+          "beyond": beyond / max(1, sum(len(r["token_ids"]) for r in first))}
 
 
 def _speedups(requests, base, costs, base_costs):

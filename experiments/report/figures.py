@@ -20,6 +20,7 @@ from matplotlib import patches as mpl_patches
 from matplotlib import ticker
 
 from experiments.report.run_folder import ALL, PLAIN
+from specjax.theory import experts as experts_theory
 
 Group = dict[str, Any]
 Draw = Callable[[mpl_figure.Figure, Sequence[Group], "Styles"], bool]
@@ -246,6 +247,39 @@ def step_cost(fig: mpl_figure.Figure, groups: Sequence[Group], styles: Styles) -
   return True
 
 
+def experts_touched(fig: mpl_figure.Figure, groups: Sequence[Group], styles: Styles) -> bool:
+  """Distinct experts of a pass by its tokens: as passes of the run had them, over the tokens of one text, and if every
+  token chose at random."""
+  groups = [group for group in groups if group.get("experts") and group["experts"]["by_width"]]
+  groups = [group for group in groups if group["category"] == ALL] or groups
+  if not groups:
+    return False
+  axes, extra = fig.subplots(), []
+  fig.set_size_inches(7.2, 3.5)
+  for group in groups:
+    rows = [row for row in group["experts"]["by_width"] if row["nodes"] and row["distinct"]]
+    drafting = group["method"] in styles.drafting
+    axes.plot([row["nodes"] for row in rows], [row["distinct"] for row in rows], linestyle="",
+              marker=styles.marker(group["method"]) if drafting else "s", color=styles.colour(group["method"]))
+  first = groups[0]["experts"]
+  ink = matplotlib.rcParams["text.color"]
+  cost = next((group["experts"]["cost"] for group in groups if group["experts"]["cost"]), None)
+  if cost:
+    points = [point for point in cost["points"] if point["tokens"] == 1 or point["kind"] == "text"]
+    extra += [(axes.plot([point["tokens"] for point in points], [point["distinct"] for point in points], color=ink,
+                         linewidth=1.2)[0], "tokens of a text")]
+  tokens = [2 ** (i / 4) for i in range(25)]
+  at_random = [experts_theory.expected_distinct(int(first["experts"]), int(first["chosen"]), t) for t in tokens]
+  extra += [(axes.plot(tokens, at_random, color=ink, linewidth=1, linestyle=(0, (4, 3)))[0], "at random")]
+  axes.set_xscale("log", base=2)
+  axes.xaxis.set_major_formatter(ticker.ScalarFormatter())
+  axes.set_ylim(bottom=0)
+  axes.set_xlabel("tokens of a pass")
+  axes.set_ylabel("distinct experts a layer")
+  _legend(fig, _present(styles, groups), styles, extra)
+  return True
+
+
 _FIELDS = ("accepted_per_position", "conditional_per_position")
 _PLOTS: tuple[tuple[str, Draw, str, str], ...] = (
     ("speedup", speedup_bars, "Speedup by category",
@@ -258,7 +292,10 @@ _PLOTS: tuple[tuple[str, Draw, str, str], ...] = (
     ("predicted", predicted_and_measured, "Predicted and measured speedup",
      "One mark a category, the large one over all, named where there is room. On the dashed line the cost model is "
      "right."),
-    ("step_cost", step_cost, "Where a step spends its time", "Means over all categories, in milliseconds."))
+    ("step_cost", step_cost, "Where a step spends its time", "Means over all categories, in milliseconds."),
+    ("experts", experts_touched, "Experts that a pass goes through",
+     "Mean over layers; their weights are what a pass must read. Marks: verify passes of the run, a mark a width. Dashed: "
+     "if every token chose at random, each for itself."))
 
 
 def _has_positions(group: Group, styles: Styles) -> bool:

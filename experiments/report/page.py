@@ -33,6 +33,7 @@ class Setting:
   languages: tables.Table | None
   costs: tables.Table | None
   experts: tables.Table | None
+  expert_cost: str
   plots: list[figures.Plot]
   no_interval: bool
 
@@ -61,6 +62,7 @@ def write_report(outdir: pathlib.Path) -> pathlib.Path:
   styles = figures.Styles(methods)
   columns = tables.RESULTS + ((tables.BOUND,) if lossy else ())
   columns += (tables.ENCODER,) if any(group.get("encoder_share") for group in run.groups) else ()
+  columns += (tables.WINDOWS,) if any(group.get("windows") for group in run.groups) else ()
   script = (_HERE / "report.js").read_text(encoding="utf-8")
   environment = jinja2.Environment(
       loader=jinja2.FileSystemLoader(_HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
@@ -108,7 +110,7 @@ def _settings(run: run_folder.Run, methods: Sequence[str], labels: dict[str, str
         languages=tables.build(
             [group for group in groups if group["language"] != ALL], methods, columns, rates=not random),
         costs=tables.build(pooled, methods, tables.COSTS, rates=not random, keep_empty=False),
-        experts=tables.experts(pooled, methods),
+        experts=tables.experts(pooled, methods), expert_cost=tables.expert_cost(pooled),
         plots=[] if random else figures.draw_all(pooled, labels, plots, suffix),
         no_interval=any(group["speedup"] is not None and group["speedup_interval"] is None and group["method"] != PLAIN
                         for group in pooled)))

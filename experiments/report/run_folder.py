@@ -24,6 +24,8 @@ _PAIRS = ("speedup_interval", "identical_to_plain")
 _MAPPINGS = (
     "time_to_first_token_ms", "time_per_output_token_ms", "latency_ms", "utilization", "peak_memory_bytes")
 _EXPERTS = ("layers", "experts", "chosen", "expert_bytes", "imbalance", "bytes_per_step", "bytes_per_token")
+_OF_COST = ("bias", "dense", "expert", "grouped", "scale", "ridge", "error")
+_OF_POINT = ("tokens", "distinct", "milliseconds", "fitted")
 _OF_WIDTH = ("width", "passes", "nodes", "distinct", "at_random")
 
 
@@ -149,6 +151,7 @@ def _group(group: Any, where: str) -> dict[str, Any]:
       raise ValueError(f"{where}.{name} must be an object or null, got {mapping!r}")
     result[name] = {key: _number(value, f"{where}.{name}.{key}") for key, value in mapping.items()}
   result["experts"] = _experts(group.get("experts"), f"{where}.experts")
+  result["windows"] = _windows(group.get("windows"), f"{where}.windows")
   return result
 
 
@@ -166,7 +169,30 @@ def _experts(experts: Any, where: str) -> dict[str, Any] | None:
     layers = _numbers(row.get("distinct_per_layer") or [], f"{inside}.distinct_per_layer")
     result["by_width"].append({name: _number(row.get(name), f"{inside}.{name}") for name in _OF_WIDTH}
                               | {"distinct_per_layer": layers})
+  result["cost"] = _cost(experts.get("cost"), f"{where}.cost")
   return result
+
+
+def _cost(cost: Any, where: str) -> dict[str, Any] | None:
+  """What was fitted to passes through experts, and the passes; None where none were timed."""
+  if cost is None:
+    return None
+  points = cost.get("points") if isinstance(cost, dict) else None
+  if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
+    raise ValueError(f"{where} must be null or an object with 'points', a list of objects, got {cost!r}")
+  return {name: _number(cost.get(name), f"{where}.{name}") for name in _OF_COST} | {"points": [
+      {name: _number(point.get(name), f"{where}.points[{i}].{name}") for name in _OF_POINT} | {
+          "kind": str(point.get("kind"))} for i, point in enumerate(points)]}
+
+
+def _windows(windows: Any, where: str) -> dict[str, Any] | None:
+  """What a run says of layers with a window; None of a target without them, or of an older run."""
+  if windows is None:
+    return None
+  if not isinstance(windows, dict):
+    raise ValueError(f"{where} must be an object or null, got {windows!r}")
+  return {name: _number(windows.get(name), f"{where}.{name}") for name in ("layers", "of_layers", "beyond")} | {
+      "tokens": _numbers(windows.get("tokens") or [], f"{where}.tokens")}
 
 
 def _numbers(values: Any, where: str) -> list[float | None]:

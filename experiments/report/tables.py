@@ -195,6 +195,18 @@ ENCODER = Column("encoder", "Share of all time that the target's encoder took, a
                  lambda group: Cell(percent(group.get("encoder_share")), f"{short(group.get('encoder_ms'))} ms"),
                  rate=False)
 
+def _windows(group: Group) -> Cell:
+  found = group.get("windows")
+  if not found:
+    return Cell(DASH)
+  tokens = ", ".join(short(size) for size in found["tokens"])
+  return Cell(percent(found["beyond"]), f"{found['layers']} of {found['of_layers']} layers see {tokens} tokens")
+
+
+# Only in the tables of a target some of whose layers see a window.
+WINDOWS = Column("beyond windows", "Share of the output tokens that were written behind more tokens than a window "
+                 "holds: for the others a window changes nothing.", _windows, rate=False)
+
 COSTS = (
     Column("draft ms", "Drafting, milliseconds per step.", _field(short, "draft_ms")),
     Column("verify ms", "The target's pass, milliseconds per step.", _field(short, "verify_ms")),
@@ -211,6 +223,8 @@ COSTS = (
     Column("arithmetic", "Share of the device's arithmetic peak in use.", _field(percent, "utilization", "arithmetic")),
     Column("weights", "Peak memory of the target's weights.", _field(size, "peak_memory_bytes", "weights")),
     Column("cache", "Peak memory of the cache.", _field(size, "peak_memory_bytes", "cache")),
+    Column("without rings", "The same if layers with a window kept all tokens.",
+           _field(size, "peak_memory_bytes", "cache_without_rings")),
     Column("draft", "Peak memory of the drafter.", _field(size, "peak_memory_bytes", "draft")),
     Column("quality", "The workload's own score of the outputs.", _quality))
 
@@ -250,6 +264,18 @@ def experts(groups: Sequence[Group], methods: Sequence[str]) -> Table | None:
                  for row in group["experts"]["by_width"]]
     sections.append(Section("all categories" if category == ALL else category, rows))
   return Table(list(EXPERTS), sections) if any(section.rows for section in sections) else None
+
+
+def expert_cost(groups: Sequence[Group]) -> str:
+  """The fitted cost of a pass through experts, in words; "" where none was fitted."""
+  cost = next((group["experts"]["cost"] for group in groups if group.get("experts") and group["experts"]["cost"]), None)
+  if cost is None:
+    return ""
+  return (f"A pass over t tokens that goes through N distinct experts a layer took {short(cost['bias'])} ms + "
+          f"{short(cost['dense'])} ms · G(t) + {short(cost['expert'])} ms · N + {short(cost['grouped'])} ms · G(tokens "
+          f"an expert), with G(t) = {cost['scale']:g}^t up to {cost['ridge']:g} tokens and straight from there on: the "
+          f"terms of MoESD, fitted to {len(cost['points'])} timed passes with a median error of "
+          f"{percent(cost['error'])}.")
 
 
 def build(groups: Sequence[Group], methods: Sequence[str], columns: Sequence[Column], *, rates: bool,

@@ -11,6 +11,7 @@ import pytest
 from experiments import workloads
 from experiments.harness import costs as costs_lib
 from experiments.harness import job
+import specjax
 from specjax import checkpoints
 from specjax import verifiers
 import programs
@@ -113,7 +114,8 @@ def more(tmp_path_factory, env, arguments, main):
                  "--nocosts", f"--workload={workload}"], ""),
       "batch": (["--batch_size=2", "--methods=ngram", "--nocosts", f"--workload={workload}"], ""),
       "one method": (["--methods=ngram", "--nocosts", "--limit=1", f"--workload={workload}"], ""),
-      "experts": (["--target=tests/fixtures/families/mixtral", "--nocosts", "--limit=1", f"--workload={workload}"], ""),
+      "experts": (["--target=tests/fixtures/families/mixtral", "--limit=1", f"--workload={workload}"], PEAKS),
+      "windows": (["--target=tests/fixtures/families/gemma3", "--nocosts", "--limit=1", f"--workload={workload}"], ""),
       "raw": (["--methods=plain", "--raw", "--nocosts", "--languages=ko", f"--workload={workload}"], ""),
       "edge": (["--max_new_tokens=4", f"--workload={edge}"], PEAKS),
       "cut": ([*arguments[3:], "--resume"], ""),
@@ -238,7 +240,7 @@ def test_the_report_shows_the_run(main):
   assert all(name in page for name in ("chat-1", "ngram", "code"))
 
 
-@pytest.mark.parametrize("name", ["sampled", "coupled", "lossy", "batch", "one method", "experts", "raw", "whole",
+@pytest.mark.parametrize("name", ["sampled", "coupled", "lossy", "batch", "one method", "experts", "windows", "raw", "whole",
                                   "cut", "overwrite"])
 def test_other_runs_end_well(more, name):
   end, folder = more[name]
@@ -334,10 +336,36 @@ def test_a_mixture_of_experts_reports_its_experts(more):
         row["passes"] * sum(row["distinct_per_layer"]) for row in experts["by_width"]) / sum(
             row["passes"] for row in experts["by_width"]))
     assert all(2 <= row["distinct"] <= 6 for row in experts["by_width"]) and 1 <= experts["imbalance"] <= 6
-  assert "What verify passes went through" in (folder / "report.html").read_text(encoding="utf-8")
+  page = (folder / "report.html").read_text(encoding="utf-8")
+  assert "What verify passes went through" in page and "the terms of MoESD" in page
+  cost = plain["cost"]
+  assert [(p["kind"], p["tokens"]) for p in cost["points"]] == [("text", 1)] + [
+      (kind, width) for width in (4, 8, 16, 32, 64) for kind in ("text", "one token")]
+  assert all(2 <= p["distinct"] <= 6 and p["milliseconds"] > 0 for p in cost["points"])
+  text, copies = ({p["tokens"]: p["distinct"] for p in cost["points"] if p["kind"] == kind} for kind in (
+      "text", "one token"))
+  assert text[1] == 2 and text[64] > copies[64]
+  assert (folder / "plots" / "experts.png").exists()
   dense = load(more["raw"][1], "summary.json")["groups"]
   assert all(group["experts"] is None for group in dense)
   assert "What verify passes went through" not in (more["raw"][1] / "report.html").read_text(encoding="utf-8")
+
+
+def test_windows_are_in_the_summary_and_the_report(more):
+  """How many layers have one, how much of the text was behind it, and what rings save."""
+  folder = more["windows"][1]
+  config = specjax.load(str(programs.ROOT / "tests/fixtures/families/gemma3"))[0].config
+  sizes = {window for window in config.windows if window is not None}
+  for group in load(folder, "summary.json")["groups"]:
+    records = [r for r in lines(folder).values() if r["method"] == group["method"]
+               and group["category"] in ("all", r["category"])]
+    behind = sum(r["prompt_tokens"] + place > min(sizes) for r in records for place in range(len(r["token_ids"])))
+    assert group["windows"] == {"layers": sum(w is not None for w in config.windows), "of_layers": config.layers,
+                                "tokens": sorted(sizes), "beyond": pytest.approx(behind / group["output_tokens"])}
+    memory = group["peak_memory_bytes"]
+    assert memory["cache"] < memory["cache_without_rings"]
+  assert "beyond windows" in (folder / "report.html").read_text(encoding="utf-8")
+  assert load(more["raw"][1], "summary.json")["groups"][0]["windows"] is None
 
 
 def test_raw_prompts(more):

@@ -443,6 +443,13 @@ def test_experts_have_a_line_for_every_width(tmp_path, no_plots):
   assert ["ngram", "1", "10", "1.00", "2.00[2.00, 2.00]", "3.50", *behind] in rows
   assert ["ngram", "4", "40", "3.20", "3.50[2.50, 4.50]", "3.50", *behind] in rows
   assert sum(row[-3:] == behind for row in rows) == 2
+  cost = {"bias": 3.0, "dense": 0.5, "expert": 0.25, "grouped": 0.0, "scale": 1.02, "ridge": 16, "chosen": 2,
+          "error": 0.04, "points": [{"kind": "text", "tokens": t, "distinct": 2.0, "milliseconds": 4.0, "fitted": 4.1}
+                                    for t in (1, 4, 8, 16, 32, 64)]}
+  fitted = [group | {"experts": group["experts"] and group["experts"] | {"cost": cost}} for group in groups]
+  sentence = render(write_run(tmp_path / "fitted", fitted)).text
+  assert "3.00 ms + 0.50 ms · G(t) + 0.25 ms · N" in sentence and "1.02^t up to 16 tokens" in sentence
+  assert "median error of 4.0%" in sentence
   titles = ["method", *(column.title for column in tables.EXPERTS)]
   assert titles in rows and titles not in render(write_run(tmp_path / "dense")).rows
 
