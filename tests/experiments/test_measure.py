@@ -174,6 +174,28 @@ def test_every_arm_continues_the_same_conversation(monkeypatch, tokenizer, names
   assert set(given.values()) == {4}  # two methods, two repeats
 
 
+@pytest.mark.parametrize("different", [False, True])
+def test_a_turn_goes_on_behind_the_last_one_if_all_methods_can(monkeypatch, tokenizer, different):
+  """States are kept for as long as there are turns. The fake's outputs are all different, as if sampled, unless told to
+  be one: then every arm is given its own state of the turn before."""
+  driver = Driver(monkeypatch)
+  if not different:
+    def alike(*args, **kwargs):
+      result = driver.generate(*args, **kwargs)
+      return dataclasses.replace(result, tokens=np.where(result.tokens < 0, result.tokens, 31))
+
+    monkeypatch.setattr(measure.drivers, "generate", alike)
+  run(make_plan(tokenizer, [request("z"), request("a", "one", "two", "three")], repeats=2))
+  assert [call["keep"] for call in driver.calls] == [False] * 4 + [True] * 8 + [False] * 4
+  kept = [None if call["kept"] is None else int(call["kept"]) for call in driver.calls]
+  assert kept[:8] == [None] * 8
+  place = lambda index: (driver.arms[index], driver.arms[4 * (index // 4):index].count(driver.arms[index]))
+  for index in range(8, 16):
+    turn = 4 * (index // 4)
+    own = next(i for i in range(turn - 4, turn) if place(i) == place(index))  # the same method and repeat
+    assert kept[index] == (None if different else 30 + own + 1)
+
+
 def test_raw_prompts_are_not_laid_out(monkeypatch, tokenizer):
   driver = Driver(monkeypatch)
   run(make_plan(tokenizer, [request("a", "hello")], raw=True))
