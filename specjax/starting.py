@@ -143,8 +143,8 @@ def _goes_on(target, proposer, kept, prompts, capacity) -> bool:
   if kept is None:
     return False
   if models.encodes(target):
-    raise ValueError(f"{type(target).__name__} reads every prompt anew with its encoder: there is nothing to keep of an "
-                     "earlier one; leave `kept` out")
+    raise ValueError(f"{type(target).__name__} reads every prompt anew with its encoder: nothing is kept of an earlier "
+                     "one; leave `kept` out")
   if kept.length.shape[0] != len(prompts):
     raise ValueError(f"what was kept has {kept.length.shape[0]} rows, and {len(prompts)} prompts were given; one a row "
                      "is needed")

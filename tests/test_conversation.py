@@ -85,7 +85,7 @@ def test_another_number_of_rows_is_refused():
 
 TEMPLATE = ("{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}<e>{% endfor %}"
             "{% if add_generation_prompt %}<a>{% endif %}")
-TRIMMED = TEMPLATE.replace("{{ m.content }}", "{{ m.content | replace('a', '') if m.role == 'assistant' else m.content }}")
+TRIMMED = TEMPLATE.replace("m.content", "(m.content | replace('a', '') if m.role == 'assistant' else m.content)")
 
 
 def letters(template=TEMPLATE, **kwargs):
@@ -145,7 +145,8 @@ def speaker():
           SamplingParams(banned_ids=special))
 
 
-@pytest.mark.parametrize("proposer", [proposers.Plain(), proposers.NGram(min_ngram=1, num_tokens=3)], ids=["plain", "ngram"])
+@pytest.mark.parametrize("proposer", [proposers.Plain(), proposers.NGram(min_ngram=1, num_tokens=3)],
+                         ids=["plain", "ngram"])
 def test_a_conversation_runs_every_token_once(speaker, proposer):
   target, tokenizer, params = speaker
   talk = specjax.Conversation(target, proposer, tokenizer, system="ab", params=params, max_new_tokens=7)

@@ -33,6 +33,11 @@ _OLMO2 = _LLAMA | _QK_NORMS | {
 _EXPERTS = {
   "router": _LAYER + "mlp.gate.weight", "expert_gate": _LAYER + "mlp.experts.{}.gate_proj.weight",
   "expert_up": _LAYER + "mlp.experts.{}.up_proj.weight", "expert_down": _LAYER + "mlp.experts.{}.down_proj.weight"}
+_SHARED = {
+  "shared_gate": _LAYER + "mlp.shared_expert.gate_proj.weight",
+  "shared_up": _LAYER + "mlp.shared_expert.up_proj.weight",
+  "shared_down": _LAYER + "mlp.shared_expert.down_proj.weight",
+  "shared_share": _LAYER + "mlp.shared_expert_gate.weight"}
 _STACKED = {"router": _LAYER + "mlp.gate.weight", "experts_gate_up": _LAYER + "mlp.experts.gate_up_proj",
             "experts_down": _LAYER + "mlp.experts.down_proj"}
 _MIXTRAL_MIXTURE = _LAYER + "block_sparse_moe."
@@ -157,12 +162,23 @@ def _read_mixtral(s):
       s, s.count("intermediate_size"), chosen=2, renormalised=True))
 
 
+def _read_qwen2_moe(s):
+  s.require({"use_sliding_window": (False, None)})
+  return _some_mixtures(s, 1408, chosen=4, shared=s.count("shared_expert_intermediate_size", 5632)) | {
+      "qkv_bias": s.flag("qkv_bias", True)}
+
+
 def _read_qwen3_moe(s):
   s.require({"attention_bias": (False, None), "use_sliding_window": (False, None)})
+  return _some_mixtures(s, 768) | {"qk_norm": "head"}
+
+
+def _some_mixtures(s, width, chosen=8, shared=0):
+  """Qwen's: mixtures in every so many layers, but for those of a list."""
   layers, step, named = s.count("num_hidden_layers"), s.count("decoder_sparse_step", 1), s.indices("mlp_only_layers")
   dense = tuple(i for i in range(layers) if i in (named or ()) or (i + 1) % step)
-  mixture = _mixture(s, s.count("moe_intermediate_size", 768), dense=dense)
-  return _llama(s, windows=True, qk_norm="head", moe=None if len(dense) == layers else mixture)
+  mixture = _mixture(s, s.count("moe_intermediate_size", width), chosen=chosen, dense=dense, shared=shared)
+  return _llama(s, windows=True, moe=None if len(dense) == layers else mixture)
 
 
 def _read_olmoe(s):
@@ -171,7 +187,7 @@ def _read_olmoe(s):
                 moe=_mixture(s, s.count("intermediate_size")))
 
 
-def _mixture(s, width, chosen=8, dense=(), renormalised=None) -> MoE:
+def _mixture(s, width, chosen=8, dense=(), renormalised=None, shared=0) -> MoE:
   """The number of experts has two names: `num_local_experts` and `num_experts`, of which Transformers writes either."""
   key = "num_local_experts" if s.get("num_experts") is None else "num_experts"
   experts = s.count(key)
@@ -180,7 +196,7 @@ def _mixture(s, width, chosen=8, dense=(), renormalised=None) -> MoE:
   chosen = s.count("num_experts_per_tok", chosen)
   if chosen > experts:
     raise s.error("num_experts_per_tok", f"at most {key}, {experts}, is required")
-  return MoE(experts=experts, chosen=chosen, width=width, dense=dense,
+  return MoE(experts=experts, chosen=chosen, width=width, dense=dense, shared=shared,
              renormalised=s.flag("norm_topk_prob") if renormalised is None else renormalised)
 
 
@@ -293,6 +309,7 @@ FAMILIES = {
   "qwen2": Family(_LLAMA, _read_qwen2), "qwen3": Family(_LLAMA | _QK_NORMS, _read_qwen3),
   "gemma2": Family(_GEMMA, _read_gemma2, norm_offset=1.0), "gemma3_text": Family(_GEMMA, _read_gemma3, norm_offset=1.0),
   "mixtral": Family(_MIXTRAL, _read_mixtral, stacked=_STACKED),
+  "qwen2_moe": Family(_LLAMA | _EXPERTS | _SHARED, _read_qwen2_moe, stacked=_STACKED | _SHARED),
   "qwen3_moe": Family(_LLAMA | _QK_NORMS | _EXPERTS, _read_qwen3_moe, stacked=_STACKED),
   "olmoe": Family(_LLAMA | _QK_NORMS | _EXPERTS, _read_olmoe, stacked=_STACKED),
   "olmo2": Family(_OLMO2, _read_olmo2), "phi3": Family(_PHI3, _read_phi3),

@@ -73,8 +73,11 @@ def _norm(c, name, wanted):
 
 
 def _experts(c, fused):
-  x, m, e = c.moe.experts, c.moe.width, c.width
+  x, m, e, shared = c.moe.experts, c.moe.width, c.width, c.moe.shared
   found = [("router", "router", 0, (x, e))]
+  if shared:
+    found += [("shared_gate", "shared_gate_up", 0, (shared, e)), ("shared_up", "shared_gate_up", shared, (shared, e)),
+              ("shared_down", "shared_down", 0, (e, shared)), ("shared_share", "shared_share", 0, (1, e))]
   if "experts_gate_up" in fused:
     found.append(("experts_gate_up", "experts_gate_up", 0, (x, 2 * m, e)))
   else:

@@ -22,12 +22,15 @@ class MoE:
     renormalised: the weights of a token's experts are divided by their sum (Mixtral); otherwise they are their shares
       of the softmax over all experts, which sum to less than 1 (OLMoE).
     dense: layers that have one feed-forward of `DecoderConfig.mlp_width` instead, in ascending order (Qwen3-MoE).
+    shared: M of a feed-forward beside the experts that every token goes through, weighted by a gate of its own
+      (Qwen2-MoE); 0 without.
   """
   experts: int
   chosen: int
   width: int
   renormalised: bool
   dense: tuple[int, ...] = ()
+  shared: int = 0
 
   def __post_init__(self):
     if not 1 <= self.chosen <= self.experts:

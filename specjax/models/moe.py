@@ -2,6 +2,7 @@
 
 Routing is that of Mixtral (arXiv 2401.04088), Qwen3-MoE and OLMoE (arXiv 2409.02060): a softmax over all experts in
 float32, the k greatest of it, divided by their sum or not. No token is ever dropped: an expert takes as many as come.
+Qwen2-MoE adds a feed-forward that every token goes through, times the sigmoid of one number a token.
 
 The product sorts tokens by expert, so that every expert's lie side by side. Accelerators multiply them with
 `lax.ragged_dot_general`. A CPU would compute every expert for every token with it, so there a loop goes over blocks of
@@ -25,6 +26,11 @@ def mixture(moe: config_lib.MoE, layer: weights_lib.LayerWeights, columns: jax.A
   with jax.named_scope("experts"):
     size = block_size(chosen.size, moe.experts) if jax.default_backend() == "cpu" else None
     out = experts(layer.experts_gate_up, layer.experts_down, columns, chosen, share, activation, size)
+  if layer.shared_gate_up is not None:
+    with jax.named_scope("shared_expert"):
+      gate, up = jnp.split(layers.linear(layer.shared_gate_up, columns), 2, axis=0)
+      made = layers.linear(layer.shared_down, layers.activate(gate, activation) * up)
+      out = out + jax.nn.sigmoid(layers.linear(layer.shared_share, columns)) * made
   return out, chosen
 
 

@@ -30,6 +30,9 @@ class LayerWeights:
   router: Optional[jax.Array] = None               # f[X, E]; of a mixture of experts, as are the next two
   experts_gate_up: Optional[jax.Array] = None      # f[X, 2 * M, E]; rows as in gate_up, which is then None
   experts_down: Optional[jax.Array] = None         # f[X, E, M]; in place of down
+  shared_gate_up: Optional[jax.Array] = None       # f[2 * M, E]; of the expert that all tokens go through, if any
+  shared_down: Optional[jax.Array] = None          # f[E, M]
+  shared_share: Optional[jax.Array] = None         # f[1, E]; its gate
 
 
 @struct.dataclass

@@ -112,11 +112,11 @@ def test_the_two_detectors_over_five_windows(name, drafter):
   target, wanted = loaded(name), GOLDEN[f"{name}_continuation"]
   prompts = GOLDEN[f"{name}_ids"].tolist()
   unknown = np.zeros((2, 48), np.int32)
-  plain = specjax.generate(target, drafter(prompts, unknown, limit=0), prompts, max_new_tokens=48)
+  plain = specjax.generate(target, drafter(prompts, unknown, limit=0), prompts, max_new_tokens=48, eos_ids=())
   assert np.array_equal(np.asarray(plain.tokens)[:, :16], wanted)
   texts = np.asarray(plain.tokens)[:, :48]
-  wrong = specjax.generate(target, drafter(prompts, texts, wrong_from=0), prompts, max_new_tokens=48)
-  knows = specjax.generate(target, drafter(prompts, texts), prompts, max_new_tokens=48)
+  wrong = specjax.generate(target, drafter(prompts, texts, wrong_from=0), prompts, max_new_tokens=48, eos_ids=())
+  knows = specjax.generate(target, drafter(prompts, texts), prompts, max_new_tokens=48, eos_ids=())
   assert np.array_equal(plain.tokens, wrong.tokens) and np.array_equal(plain.tokens, knows.tokens)
   assert wrong.counters.accepted_tokens.sum() == 0 < wrong.counters.drafted_tokens.sum()
   assert np.array_equal(knows.counters.accepted_tokens, knows.counters.drafted_tokens)

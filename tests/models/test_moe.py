@@ -19,7 +19,7 @@ from specjax.verifiers import point
 
 FOLDERS = pathlib.Path(__file__).parents[1] / "fixtures" / "families"
 GOLDEN = dict(np.load(FOLDERS.parent / "golden_families.npz"))
-MIXTURES = ("mixtral", "qwen3_moe", "olmoe")
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 product = jax.jit(moe.experts, static_argnames=("activation", "size"))
@@ -67,7 +67,7 @@ def test_experts_that_are_stored_as_one_array(name, tmp_path):
   """The layout that Transformers 5 has in memory, made from the one that it writes."""
   target = specjax.load(str(FOLDERS / name))[0]
   tensors = safetensors_numpy.load_file(FOLDERS / name / "model.safetensors")
-  kept = {key: value for key, value in tensors.items() if ".experts." not in key and not key.endswith("gate.weight")}
+  kept = {key: value for key, value in tensors.items() if ".experts." not in key and not key.endswith(".gate.weight")}
   for i, layer in enumerate(target.weights.layers):
     if layer.router is None:
       continue
