@@ -46,7 +46,7 @@ def read_gguf(path, dtype=jnp.float32, *, header: GGUFHeader | None = None) -> t
   config = gguf_families.read_config(header)
   with GGUFSource(header) as source:
     family = gguf_families.FAMILIES[config.family]
-    table = assemble.places(config, gguf_families.NAMES, interleaved=family.interleaved)
+    table = assemble.places(config, family.names, interleaved=family.interleaved)
     assemble.check(table, source, ignored={gguf_families.ROPE_FACTORS}, hints=_HINTS)
     return _with_factors(config, source), assemble.assemble(config, table, source, dtype)
 

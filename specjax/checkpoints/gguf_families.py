@@ -5,7 +5,7 @@ are stored for even-odd rotary pairs, which `assemble` puts back. Facts are thos
 (convert_hf_to_gguf.py, llama-model.cpp).
 """
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -24,14 +24,19 @@ NAMES = {
   "attention_post_norm": "blk.{}.post_attention_norm.weight", "mlp_norm": "blk.{}.ffn_norm.weight",
   "gate": "blk.{}.ffn_gate.weight", "up": "blk.{}.ffn_up.weight", "down": "blk.{}.ffn_down.weight",
   "mlp_post_norm": "blk.{}.post_ffw_norm.weight"}
+_PHI3 = NAMES | {"qkv": "blk.{}.attn_qkv.weight", "gate_up": "blk.{}.ffn_up.weight"}
+_GPT2 = NAMES | {
+  "positions": "position_embd.weight", "final_norm_bias": "output_norm.bias",
+  "attention_norm_bias": "blk.{}.attn_norm.bias", "qkv": "blk.{}.attn_qkv.weight", "qkv_bias": "blk.{}.attn_qkv.bias",
+  "attention_out_bias": "blk.{}.attn_output.bias", "mlp_norm_bias": "blk.{}.ffn_norm.bias",
+  "up_bias": "blk.{}.ffn_up.bias", "down_bias": "blk.{}.ffn_down.bias"}
 ROPE_FACTORS = "rope_freqs.weight"  # what frequencies are divided by: llama3's rule, worked out by the converter
 
 # Keys below "<architecture>." that every family reads, and those that change the arithmetic, with the one value that
 # leaves it as it is.
 _READ = frozenset([
   "block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count",
-  "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon",
-  "rope.freq_base", "rope.dimension_count", "vocab_size"])
+  "attention.head_count_kv", "attention.key_length", "attention.value_length", "rope.freq_base", "rope.dimension_count", "vocab_size"])
 _SCALING = frozenset(["rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length"])
 _NEUTRAL = {"rope.scaling.finetuned": False, "rope.scale_linear": 1.0, "expert_count": 0, "expert_used_count": 0,
             "attention.causal": True, "attention.sliding_window": 0}
@@ -39,10 +44,13 @@ _NEUTRAL = {"rope.scaling.finetuned": False, "rope.scale_linear": 1.0, "expert_c
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-  """One `general.architecture`: what its configuration has beside Llama's, which keys that reads, the order of rows."""
+  """One `general.architecture`: what its configuration has beside Llama's, which keys that reads, the order of rows, what
+  tensors are called, and the key of its norms' epsilon."""
   different: Callable[["Keys"], dict] = lambda keys: {}
   read: frozenset = frozenset()
   interleaved: bool = False
+  names: Mapping[str, str] = dataclasses.field(default_factory=lambda: NAMES)
+  norm_eps: str = "attention.layer_norm_rms_epsilon"
 
 
 class Keys:
@@ -79,10 +87,11 @@ def read_config(header: GGUFHeader) -> DecoderConfig:
     raise CheckpointError(f"{keys.path}: architecture {keys.family!r} is not supported (supported: "
                           f"{', '.join(FAMILIES)})")
   family = FAMILIES[keys.family]
+  read = _READ | _SCALING | family.read | {family.norm_eps}
   for key, value in keys.values.items():
     if key in _NEUTRAL and key not in family.read and value != _NEUTRAL[key]:
       keys.refuse(key, f"not supported (only {_NEUTRAL[key]!r} is)")
-    if key not in _READ | _SCALING | family.read and key not in _NEUTRAL:
+    if key not in read and key not in _NEUTRAL:
       raise CheckpointError(f"{keys.path}: configuration key '{keys.family}.{key}' (= {str(value)[:60]}) is not known, "
                             "so it cannot be honoured; convert the model without it")
   layers, width, heads = keys.count("block_count"), keys.count("embedding_length"), keys.count("attention.head_count")
@@ -101,7 +110,7 @@ def read_config(header: GGUFHeader) -> DecoderConfig:
   values = dict(
       vocab_size=vocab_size, num_tokens=num_tokens or vocab_size, width=width, layers=layers, heads=heads,
       kv_heads=keys.count("attention.head_count_kv", heads), head_width=head_width,
-      mlp_width=keys.count("feed_forward_length"), norm_eps=keys.real("attention.layer_norm_rms_epsilon"),
+      mlp_width=keys.count("feed_forward_length"), norm_eps=keys.real(family.norm_eps),
       rope_theta=keys.real("rope.freq_base", 10000.0), max_context=keys.count("context_length"), eos_ids=eos_ids,
       tied=NAMES["head"] not in header.tensors, family=keys.family, rope_scaling=_scaling(keys))
   try:
@@ -147,6 +156,16 @@ def _gemma3(keys):
   return _gemma(keys, every, 62) | dict(qk_norm="head", local_rope_theta=keys.real("rope.freq_base_swa", 10000.0))
 
 
+def _phi3(keys):
+  window = keys.values.get("attention.sliding_window", 0)
+  return {} if window == 0 else dict(windows=(keys.count("attention.sliding_window"),) * keys.count("block_count"))
+
+
+def _gpt2(keys):
+  return dict(positions="learned", norm="layer", qkv_bias=True, out_bias=True, mlp_bias=True, gated=False,
+              activation="gelu_tanh")
+
+
 FAMILIES = {
   "llama": Family(interleaved=True),
   "qwen2": Family(lambda keys: dict(qkv_bias=True)),
@@ -155,4 +174,7 @@ FAMILIES = {
                                        "final_logit_softcapping"])),
   "gemma3": Family(_gemma3, frozenset(["attention.sliding_window", "attention.sliding_window_pattern",
                                        "rope.freq_base_swa"])),
+  "olmo2": Family(lambda keys: dict(pre_norm=False, post_norm=True, qk_norm="whole")),
+  "phi3": Family(_phi3, frozenset(["attention.sliding_window"]), names=_PHI3),
+  "gpt2": Family(_gpt2, names=_GPT2, norm_eps="attention.layer_norm_epsilon"),
 }

@@ -21,18 +21,32 @@ ROLES = {"input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_att
          "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
          "self_attn.k_norm": "attn_k_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate",
          "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+PHI3 = ROLES | {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
+OLMO2 = ROLES | {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+GPT2 = {"ln_1": "attn_norm", "ln_2": "ffn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output",
+        "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
 GEMMA = ROLES | {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
                  "post_feedforward_layernorm": "post_ffw_norm"}
 OUTSIDE = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
-           "lm_head.weight": "output.weight"}
+           "lm_head.weight": "output.weight", "wte.weight": "token_embd.weight", "wpe.weight": "position_embd.weight",
+           "ln_f.weight": "output_norm.weight", "ln_f.bias": "output_norm.bias"}
 EXTRA = {"gemma2": {"attention.sliding_window": 8, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 12.0},
          "gemma3": {"attention.sliding_window": 8, "attention.sliding_window_pattern": 3, "rope.freq_base_swa": 1000.0,
-                    "rope.freq_base": 100000.0, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0}}
+                    "rope.freq_base": 100000.0, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
+         "phi3": {"attention.sliding_window": 8, "rope.scaling.original_context_length": 256},
+         "gpt2": {"rope.freq_base": None, "attention.layer_norm_rms_epsilon": None}}
+TABLES = {"gemma2": GEMMA, "gemma3": GEMMA, "phi3": PHI3, "olmo2": OLMO2, "gpt2": GPT2}
 
 
 def write(path, name, *, extra=(), tensors=()):
   """The model of a folder as a GGUF file."""
   config, arch = json.loads((FOLDERS / name / "config.json").read_text()), {"llama3": "llama"}.get(name, name)
+  if name == "gpt2":  # its own words for the same
+    config |= {"num_attention_heads": config["n_head"], "num_key_value_heads": config["n_head"],
+               "hidden_size": config["n_embd"], "num_hidden_layers": config["n_layer"], "rms_norm_eps": None,
+               "max_position_embeddings": config["n_positions"],
+               "intermediate_size": config.get("n_inner") or 4 * config["n_embd"]}
+    extra = dict(extra) | {"attention.layer_norm_epsilon": config["layer_norm_epsilon"]}
   heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
   size = config.get("head_dim") or config["hidden_size"] // heads
   metadata = {
@@ -51,9 +65,13 @@ def write(path, name, *, extra=(), tensors=()):
       value = value + 1
     if arch == "llama" and (".q_proj" in key or ".k_proj" in key):
       value = value.reshape(heads if ".q_proj" in key else kv, 2, size // 2, -1).swapaxes(1, 2).reshape(value.shape)
+    key = key.removeprefix("transformer.")
+    if name == "gpt2" and ".c_" in key and value.ndim == 2:
+      value = value.T
     if key not in OUTSIDE:
-      _, _, layer, role = key.split(".", 3)
-      key = f"blk.{layer}.{(GEMMA if 'gemma' in name else ROLES)[role.removesuffix('.weight')]}.weight"
+      _, layer, role = key.removeprefix("model.").split(".", 2)
+      role, kind = role.rsplit(".", 1)
+      key = f"blk.{layer}.{TABLES.get(name, ROLES)[role]}.{kind}"
     writer.add_tensor(OUTSIDE.get(key, key), np.ascontiguousarray(value))
   for key, value in tensors:
     writer.add_tensor(key, value)
@@ -64,7 +82,7 @@ def write(path, name, *, extra=(), tensors=()):
   return path
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gemma3"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gemma3", "olmo2", "phi3", "gpt2"])
 def test_both_formats_give_one_model(tmp_path, name):
   config, weights = read_gguf(write(tmp_path / "m.gguf", name))
   wanted, folder = read_folder(FOLDERS / name)

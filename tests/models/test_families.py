@@ -124,10 +124,13 @@ def test_the_two_detectors_over_five_windows(name, drafter):
   assert sizes == [SLOTS if target.config.window(i) is None else 8 for i in range(target.config.layers)]
 
 
-@pytest.mark.parametrize("proposer", [
-    pytest.param(proposers.NGram(), id="ngram"), pytest.param(proposers.EarlyExit(exit_layer=1), id="early_exit")])
-def test_drafted_text_is_that_of_transformers(name, proposer):
-  result = specjax.generate(loaded(name), proposer, GOLDEN[f"{name}_ids"].tolist(), max_new_tokens=16)
+@pytest.mark.parametrize("make", [
+    pytest.param(lambda target: proposers.NGram(), id="ngram"),
+    pytest.param(lambda target: proposers.EarlyExit(exit_layer=1), id="early_exit"),
+    pytest.param(lambda target: proposers.DraftModel(model=target.keep((0,)), num_tokens=3), id="draft_model")])
+def test_drafted_text_is_that_of_transformers(name, make):
+  """Drafters of the family itself: its lowest layer, in the target and as a model with a cache of its own."""
+  result = specjax.generate(loaded(name), make(loaded(name)), GOLDEN[f"{name}_ids"].tolist(), max_new_tokens=16)
   assert np.array_equal(np.asarray(result.tokens)[:, :16], GOLDEN[f"{name}_continuation"])
 
 
@@ -155,7 +158,8 @@ def test_what_a_window_sees():
 def test_the_readmes_table_is_what_is_here():
   """A row a model type, each with a fixture; the GGUF column names every architecture that is read."""
   text = (FIXTURES.parents[1] / "README.md").read_text(encoding="utf-8")
-  rows = [line.split("|") for line in text.partition("### Families")[2].splitlines() if line.startswith("| `") and "model_type" not in line]
+  rows = [line.split("|") for line in text.partition("### Families")[2].splitlines()
+          if line.startswith("| `") and "model_type" not in line]
   kinds = {json.loads((path / "config.json").read_text())["model_type"] for path in FOLDERS.values()}
   assert {row[1].strip(" `") for row in rows} == kinds == set(families.FAMILIES)
   assert {row[3].split("`")[1] for row in rows if "`" in row[3]} == set(gguf_families.FAMILIES)
