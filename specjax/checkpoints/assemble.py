@@ -53,6 +53,7 @@ class Place:
     transposed: stored [in, out] (GPT-2).
     added: to every value (Gemma stores the weights of norms less 1).
     stacked: above 0: the rows of the field are those of so many experts, one expert behind the other.
+    half: 0 or 1: it is that half of the second axis, over all of the first (GGUF: gates of all experts, and ups).
   """
   field: str
   layer: Any
@@ -63,6 +64,7 @@ class Place:
   transposed: bool = False
   added: float = 0.0
   stacked: int = 0
+  half: int | None = None
 
   @property
   def kept(self) -> tuple[int, ...]:
@@ -77,7 +79,8 @@ def places(config: DecoderConfig, names: Mapping[str, str], *, interleaved: bool
   Args:
     config: of the decoder; it says which parts there are (see `parts`).
     names: part -> name of the tensor, `{}` for the layer's number, and a second one for the expert's. A name for "qkv",
-      "qkv_bias", "gate_up", "experts_gate_up" or "experts_down" says that its parts are stored as one.
+      "qkv_bias", "gate_up", "experts_gate_up" or "experts_down" says that its parts are stored as one; one for
+      "experts_gate" that they are for all experts, gates and ups apart.
     interleaved: query and key rows are stored for even-odd rotary pairs and go to the half layout.
     by_head, transposed: of fused query, key and value rows, and of the matrices of layers; see `Place`.
     norm_offset: `Place.added` of norms.
@@ -96,7 +99,7 @@ def places(config: DecoderConfig, names: Mapping[str, str], *, interleaved: bool
           by_head=config.heads if by_head and field in ("qkv", "qkv_bias") else 0,
           transposed=transposed and layer is not None and len(shape) == 2,
           added=norm_offset if field.endswith("norm") else 0.0,
-          stacked=config.moe.experts if expert else 0)
+          stacked=config.moe.experts if expert else 0, half={"experts_gate": 0, "experts_up": 1}.get(part))
   return table
 
 
@@ -192,6 +195,8 @@ def _build_block(fields, source, dtype):
   for key, tensors in fields.items():
     last = tensors[-1][1]
     shapes[key] = last.start + last.kept[0], *last.kept[1:]
+    if last.half is not None:
+      shapes[key] = last.kept[0], 2 * last.kept[1], *last.kept[2:]
   buffers = dict(zip(shapes, _aligned_empty(shapes.values(), dtype)))
   for key, tensors in fields.items():
     for name, place in tensors:
@@ -204,6 +209,8 @@ def _build_block(fields, source, dtype):
 
 def _fill(target: np.ndarray, source: TensorSource, name: str, place: Place) -> None:
   order = None
+  if place.half is not None:
+    target = np.split(target, 2, axis=1)[place.half]
   if place.interleaved_heads:
     order = half_layout_rows(place.interleaved_heads, place.shape[0])
   elif place.by_head:

@@ -14,6 +14,7 @@ from specjax.checkpoints.errors import CheckpointError
 from specjax.checkpoints.gguf_header import GGUFHeader
 from specjax.models import rope
 from specjax.models.config import DecoderConfig
+from specjax.models.config import MoE
 
 NAMES = {
   "embedding": "token_embd.weight", "final_norm": "output_norm.weight", "head": "output.weight",
@@ -24,6 +25,10 @@ NAMES = {
   "attention_post_norm": "blk.{}.post_attention_norm.weight", "mlp_norm": "blk.{}.ffn_norm.weight",
   "gate": "blk.{}.ffn_gate.weight", "up": "blk.{}.ffn_up.weight", "down": "blk.{}.ffn_down.weight",
   "mlp_post_norm": "blk.{}.post_ffw_norm.weight"}
+_ROUTER = "blk.{}.ffn_gate_inp.weight"
+_EXPERTS = NAMES | {
+  "router": _ROUTER, "experts_gate": "blk.{}.ffn_gate_exps.weight", "experts_up": "blk.{}.ffn_up_exps.weight",
+  "experts_down": "blk.{}.ffn_down_exps.weight"}
 _PHI3 = NAMES | {"qkv": "blk.{}.attn_qkv.weight", "gate_up": "blk.{}.ffn_up.weight"}
 _GPT2 = NAMES | {
   "positions": "position_embd.weight", "final_norm_bias": "output_norm.bias",
@@ -36,7 +41,8 @@ ROPE_FACTORS = "rope_freqs.weight"  # what frequencies are divided by: llama3's 
 # leaves it as it is.
 _READ = frozenset([
   "block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count",
-  "attention.head_count_kv", "attention.key_length", "attention.value_length", "rope.freq_base", "rope.dimension_count", "vocab_size"])
+  "attention.head_count_kv", "attention.key_length", "attention.value_length", "rope.freq_base",
+  "rope.dimension_count", "vocab_size"])
 _SCALING = frozenset(["rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length"])
 _NEUTRAL = {"rope.scaling.finetuned": False, "rope.scale_linear": 1.0, "expert_count": 0, "expert_used_count": 0,
             "attention.causal": True, "attention.sliding_window": 0}
@@ -44,8 +50,8 @@ _NEUTRAL = {"rope.scaling.finetuned": False, "rope.scale_linear": 1.0, "expert_c
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-  """One `general.architecture`: what its configuration has beside Llama's, which keys that reads, the order of rows, what
-  tensors are called, and the key of its norms' epsilon."""
+  """One `general.architecture`: what its configuration has beside Llama's, which keys that reads, the order of rows,
+  what tensors are called, and the key of its norms' epsilon."""
   different: Callable[["Keys"], dict] = lambda keys: {}
   read: frozenset = frozenset()
   interleaved: bool = False
@@ -59,6 +65,7 @@ class Keys:
   def __init__(self, header: GGUFHeader):
     self.path, self.family = header.path, header.metadata.get("general.architecture")
     prefix = f"{self.family}."
+    self.tensors = header.tensors
     self.values = {key[len(prefix):]: value for key, value in header.metadata.items() if key.startswith(prefix)}
 
   def refuse(self, key, says):
@@ -156,6 +163,27 @@ def _gemma3(keys):
   return _gemma(keys, every, 62) | dict(qk_norm="head", local_rope_theta=keys.real("rope.freq_base_swa", 10000.0))
 
 
+def _mixture(keys, width="feed_forward_length", *, renormalised) -> MoE | None:
+  """Whether a token's weights add up to 1 is a constant of each architecture in llama.cpp. A layer without a router is
+  dense."""
+  if not keys.values.get("expert_count"):
+    return None
+  layers, chosen = keys.count("block_count"), keys.count("expert_used_count")
+  if chosen > keys.count("expert_count"):
+    keys.refuse("expert_used_count", f"at most expert_count, {keys.count('expert_count')}, is required")
+  dense = tuple(i for i in range(layers) if _ROUTER.format(i) not in keys.tensors)
+  return MoE(experts=keys.count("expert_count"), chosen=chosen, width=keys.count(width), renormalised=renormalised,
+             dense=dense)
+
+
+def _qwen3_moe(keys):
+  return dict(qk_norm="head", moe=_mixture(keys, "expert_feed_forward_length", renormalised=True))
+
+
+def _olmoe(keys):
+  return dict(qk_norm="whole", moe=_mixture(keys, renormalised=False))
+
+
 def _phi3(keys):
   window = keys.values.get("attention.sliding_window", 0)
   return {} if window == 0 else dict(windows=(keys.count("attention.sliding_window"),) * keys.count("block_count"))
@@ -166,10 +194,15 @@ def _gpt2(keys):
               activation="gelu_tanh")
 
 
+_EXPERT_KEYS = frozenset(["expert_count", "expert_used_count"])
 FAMILIES = {
-  "llama": Family(interleaved=True),
+  # Mixtral is a llama with experts.
+  "llama": Family(lambda keys: dict(moe=_mixture(keys, renormalised=True)), _EXPERT_KEYS, interleaved=True,
+                  names=_EXPERTS),
   "qwen2": Family(lambda keys: dict(qkv_bias=True)),
   "qwen3": Family(lambda keys: dict(qk_norm="head")),
+  "qwen3moe": Family(_qwen3_moe, _EXPERT_KEYS | {"expert_feed_forward_length"}, names=_EXPERTS),
+  "olmoe": Family(_olmoe, _EXPERT_KEYS, names=_EXPERTS),
   "gemma2": Family(_gemma2, frozenset(["attention.sliding_window", "attn_logit_softcapping",
                                        "final_logit_softcapping"])),
   "gemma3": Family(_gemma3, frozenset(["attention.sliding_window", "attention.sliding_window_pattern",

@@ -17,7 +17,8 @@ def parts(config: DecoderConfig, fused: Collection[str], *, outside: bool, mixed
     config: of the decoder.
     mixed: the layer's feed-forward is a mixture of experts.
     fused: of "qkv", "qkv_bias", "gate_up", "gate_up_bias", "experts_gate_up" and "experts_down", those that are one
-      part; other names are passed over.
+      part, and "experts_gate" where "experts_gate" and "experts_up" are a part each for all experts; other names are
+      passed over.
 
   Returns:
     (part, field of the weights, first row, shape): parts of one field follow each other. Where every expert has parts
@@ -80,6 +81,8 @@ def _experts(c, fused):
               ("shared_down", "shared_down", 0, (e, shared)), ("shared_share", "shared_share", 0, (1, e))]
   if "experts_gate_up" in fused:
     found.append(("experts_gate_up", "experts_gate_up", 0, (x, 2 * m, e)))
+  elif "experts_gate" in fused:
+    found += [("experts_gate", "experts_gate_up", 0, (x, m, e)), ("experts_up", "experts_gate_up", 0, (x, m, e))]
   else:
     for i in range(x):
       found += [(f"expert_gate.{i}", "experts_gate_up", 2 * i * m, (m, e)),

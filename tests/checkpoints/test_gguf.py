@@ -106,7 +106,7 @@ def test_absent_optional_keys_take_their_defaults(tmp_path):
   ("rope.scaling.type", "longrope", "rope.scaling.type is longrope"),
   ("rope.scaling.type", "linear", "rope.scaling.factor is None"),
   ("rope.scaling.factor", 8.0, "rope.scaling.factor"),
-  ("expert_count", 8, "expert_count"),
+  ("expert_count", 8, "expert_used_count"),
   ("attention.sliding_window", 4096, "attention.sliding_window"),
   ("attention.temperature_scale", 2.0, "attention.temperature_scale"),
   ("rope.dimension_count", 32, "rope.dimension_count"),

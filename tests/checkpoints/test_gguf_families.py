@@ -34,13 +34,18 @@ EXTRA = {"gemma2": {"attention.sliding_window": 8, "attn_logit_softcapping": 5.0
          "gemma3": {"attention.sliding_window": 8, "attention.sliding_window_pattern": 3, "rope.freq_base_swa": 1000.0,
                     "rope.freq_base": 100000.0, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
          "phi3": {"attention.sliding_window": 8, "rope.scaling.original_context_length": 256},
+         "mixtral": {"expert_count": 6, "expert_used_count": 2},
+         "qwen3_moe": {"expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": 24},
+         "olmoe": {"expert_count": 7, "expert_used_count": 2},
          "gpt2": {"rope.freq_base": None, "attention.layer_norm_rms_epsilon": None}}
+ARCHITECTURES = {"llama3": "llama", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
+EXPERTS = {"w1": "gate", "w2": "down", "w3": "up", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 TABLES = {"gemma2": GEMMA, "gemma3": GEMMA, "phi3": PHI3, "olmo2": OLMO2, "gpt2": GPT2}
 
 
 def write(path, name, *, extra=(), tensors=()):
   """The model of a folder as a GGUF file."""
-  config, arch = json.loads((FOLDERS / name / "config.json").read_text()), {"llama3": "llama"}.get(name, name)
+  config, arch = json.loads((FOLDERS / name / "config.json").read_text()), ARCHITECTURES.get(name, name)
   if name == "gpt2":  # its own words for the same
     config |= {"num_attention_heads": config["n_head"], "num_key_value_heads": config["n_head"],
                "hidden_size": config["n_embd"], "num_hidden_layers": config["n_layer"], "rms_norm_eps": None,
@@ -60,7 +65,7 @@ def write(path, name, *, extra=(), tensors=()):
   for key, value in metadata.items():
     if value is not None:
       add[type(value)](f"{arch}.{key}", value)
-  for key, value in load_file(FOLDERS / name / "model.safetensors").items():
+  for key, value in _without_experts(load_file(FOLDERS / name / "model.safetensors"), writer).items():
     if "gemma" in name and "norm" in key:
       value = value + 1
     if arch == "llama" and (".q_proj" in key or ".k_proj" in key):
@@ -82,7 +87,25 @@ def write(path, name, *, extra=(), tensors=()):
   return path
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gemma3", "olmo2", "phi3", "gpt2"])
+def _without_experts(loaded, writer):
+  """The tensors but those of mixtures, which are written: each kind stacked over experts."""
+  stacks, left = {}, {}
+  for key, value in loaded.items():
+    layer = key.split(".")[2] if key.startswith("model.layers.") else None
+    if ".experts." in key:
+      expert, kind, _ = key.partition(".experts.")[2].split(".")
+      stacks.setdefault((layer, EXPERTS[kind]), {})[int(expert)] = value
+    elif key.endswith((".mlp.gate.weight", ".block_sparse_moe.gate.weight")):
+      writer.add_tensor(f"blk.{layer}.ffn_gate_inp.weight", np.ascontiguousarray(value))
+    else:
+      left[key] = value
+  for (layer, kind), experts in stacks.items():
+    writer.add_tensor(f"blk.{layer}.ffn_{kind}_exps.weight", np.stack([experts[i] for i in range(len(experts))]))
+  return left
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gemma3", "olmo2", "phi3", "gpt2", "mixtral", "qwen3_moe",
+                                  "olmoe"])
 def test_both_formats_give_one_model(tmp_path, name):
   config, weights = read_gguf(write(tmp_path / "m.gguf", name))
   wanted, folder = read_folder(FOLDERS / name)
@@ -90,6 +113,8 @@ def test_both_formats_give_one_model(tmp_path, name):
   same = dict(family=name, eos_ids=wanted.eos_ids)
   if name == "gemma2":
     same |= dict(query_scale=wanted.query_scale)
+  if name == "mixtral":  # GGUF says nothing of its window
+    same |= dict(windows=wanted.windows)
   assert dataclasses.replace(config, **same) == dataclasses.replace(wanted, family=name)
   assert jax.tree.structure(weights) == jax.tree.structure(folder)
   jax.tree.map(lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-7), weights, folder)
