@@ -229,7 +229,8 @@ def head(given, kind: str, flag):
   if path is None:
     raise ValueError(f"--{flag.name} is needed: no head of this kind comes with specjax for the target {given.name!r}")
   proposers.base.layers_of(given.target, kind)
-  models.decoder_only(given.target, f"a head ({kind})")
+  if kind != "eagle3":
+    models.decoder_only(given.target, f"a head ({kind})")
   if path not in _heads:
     _heads[path] = heads.load_head(path, target=given.target)
   found = _heads[path]

@@ -89,7 +89,9 @@ def run(job: Job) -> dict:
       raise ValueError(f"{folder} was written by {facts['target']!r}, not by {job.target!r}: a head learns from its own "
                        "target")
   target, _ = specjax.load(job.target)
-  models.decoder_only(target, "training a head")
+  if models.encodes(target) and job.head != "eagle3":
+    raise ValueError(f"--head={job.head}: of a target with an encoder a head of the kind eagle3 is trained, which has a "
+                     "vocabulary matrix of its own")
   start = _start(job, target)
   layers = getattr(start, "features", ()) or trainers.layers_of_eagle3(target.config.layers)
   with tqdm.tqdm(desc="features", unit="token") as bar:

@@ -71,16 +71,20 @@ def write(job: Job, folder, *, progress) -> dict:
   requests = _requests(job.prompts) if job.prompts else []
   folder = corpus.open_folder(folder, job.facts())
   target, tokenizer = specjax.load(job.target)
-  models.decoder_only(target, "a corpus for training heads")
+  if models.encodes(target):
+    _check_encoder(job, target)
   sequences, prompts, long = [], [], 0
   for request in requests:
     if request["category"] == PLAIN_TEXT:
+      if models.encodes(target):
+        raise ValueError(f"--prompts: a row of the category {PLAIN_TEXT} has nothing that {type(target).__name__} reads "
+                         "with its encoder; leave such rows out")
       ids = tokenizer.encode(request["prompt"])
       size = job.max_prompt_tokens + job.max_new_tokens
       sequences += [(ids[i:i + size], 0) for i in range(0, len(ids), size) if len(ids[i:i + size]) > 8]
       continue
     text = request.get("prompt") or request["turns"][0]
-    ids = tokenizer.chat([{"role": "user", "content": text}]) if tokenizer.has_chat_template else tokenizer.encode(text)
+    ids = _prompt(target, tokenizer, text)
     if len(ids) > min(job.max_prompt_tokens, target.max_context - job.max_new_tokens):
       long += 1
     else:
@@ -112,6 +116,22 @@ def write(job: Job, folder, *, progress) -> dict:
           "prompts_too_long": long}
 
 
+def _prompt(target, tokenizer, text):
+  if models.encodes(target):
+    return tokenizer.encode(text, add_special_tokens=True)
+  return tokenizer.chat([{"role": "user", "content": text}]) if tokenizer.has_chat_template else tokenizer.encode(text)
+
+
+def _check_encoder(job, target):
+  """Raises ValueError for what a target with an encoder does not write."""
+  name = type(target).__name__
+  if job.own_prompts:
+    raise ValueError(f"--own_prompts: {name} reads prompts with an encoder and writes none; give files, --prompts")
+  if not job.keep_features:
+    raise ValueError(f"--nokeep_features: features of {name} are kept while it answers, and not computed later; leave "
+                     "it out")
+
+
 def _own_prompts(job, target, tokenizer, begin, end, progress):
   """Prompts `begin` to `end` that the target writes where a user would: those that it ended, each once; fewer where it
   seldom ends one.
@@ -140,7 +160,9 @@ def _own_prompts(job, target, tokenizer, begin, end, progress):
 
 def _write_answers(job, target, folder, index, prompts, first_seed, progress):
   """File `index`: prompts with their answers, written in batches of prompts of about one length; with what the target
-  computed meanwhile, if it is kept: of every token but the last, which is left out then."""
+  computed meanwhile, if it is kept: of every token but the last, which is left out then. Of a target with an encoder
+  prompts are its inputs, and sequences begin with the decoder's opening."""
+  opening = list(models.opening(target))
   layers = trainers.layers_of_eagle3(target.config.layers)
   proposer = recorder.Recorder(layers) if job.keep_features else proposers.Plain()
   places = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
@@ -155,17 +177,19 @@ def _write_answers(job, target, folder, index, prompts, first_seed, progress):
                               max_new_tokens=job.max_new_tokens, key=jax.random.key(job.seed))
     kept = recorder.recorded(target, result.proposer_state) if job.keep_features else [None] * len(rows)
     for place, answer, file in zip(batch, result.token_ids, kept):
-      ids = [*prompts[place], *answer]
+      begin = opening or prompts[place]
+      ids = [*begin, *answer]
       ids = ids if file is None else ids[:len(file.top)]
-      if file is not None and len(ids) != len(prompts[place]) + len(answer) - 1:
-        raise RuntimeError(f"{len(file.top)} features were kept of {len(prompts[place]) + len(answer)} tokens")
-      written[place] = ids, len(prompts[place]), file
+      if file is not None and len(ids) != len(begin) + len(answer) - 1:
+        raise RuntimeError(f"{len(file.top)} features were kept of {len(begin) + len(answer)} tokens")
+      written[place] = ids, len(begin), file
       progress.update(len(answer))
   found = [written[place] for place in sorted(written)]
+  inputs = [prompts[place] for place in sorted(written)] if opening else None
   if job.keep_features:
     features.write(folder, index, layers, features.File(values=np.concatenate([file.values for *_, file in found]),
                                                         top=np.concatenate([file.top for *_, file in found])))
-  corpus.write(folder, index, corpus.pack([(ids, start) for ids, start, _ in found]))
+  corpus.write(folder, index, corpus.pack([(ids, start) for ids, start, _ in found], inputs))
 
 
 def _requests(paths):

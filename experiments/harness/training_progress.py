@@ -69,9 +69,11 @@ def drafted(target, proposer, prompts, params=None, verifier=point.Point()) -> d
 
 
 def prompts(data, target) -> list[list[int]]:
-  """Beginnings of held-out sequences, evenly spaced: the prompt, of plain text one half, as long as an answer fits."""
+  """What held-out sequences begin with or answer, evenly spaced: the prompt, of plain text one half, as long as an
+  answer fits."""
   read, found, most = functools.cache(corpus.read), [], target.max_context - _NEW_TOKENS
   for folder, index, which, length in data.held[::max(len(data.held) // _PROMPTS, 1)][:_PROMPTS]:
     sequences = read(folder, index)
-    found.append(sequences[which][:min(int(sequences.starts[which]) or length // 2, most)].tolist())
+    begun = sequences.prompt(which) if sequences.starts[which] else sequences[which][:length // 2]
+    found.append(begun[:most].tolist())
   return found

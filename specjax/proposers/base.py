@@ -35,6 +35,15 @@ class Context:
     """The last known token of each row, the root of the next tree: i32[B]."""
     return jnp.take_along_axis(self.tokens, self.length[:, None] - 1, axis=1)[:, 0]
 
+  def behind_inputs(self) -> "Context":
+    """The decoder's text alone, which the encoder's inputs are not part of; itself without an encoder."""
+    if self.inputs is None:
+      return self
+    place = jnp.arange(self.tokens.shape[1], dtype=jnp.int32)[None] + self.inputs[:, None]
+    tokens = jnp.take_along_axis(self.tokens, jnp.minimum(place, self.tokens.shape[1] - 1), axis=1)
+    return self.replace(tokens=tokens, length=self.length - self.inputs, start=self.start - self.inputs, inputs=None,
+                        input_tokens=None)
+
 
 @struct.dataclass
 class Committed:

@@ -9,6 +9,9 @@ without replacement; or EAGLE-2's tree (arXiv 2406.16858), grown where the head 
 
 The head may draft from a part of the vocabulary only; what it never drafts the target still emits.
 
+Of a target with an encoder it reads the decoder's features, and its text is the decoder's: what the encoder read is in
+the features. Such a head has its own vocabulary matrix (EAGLE-3).
+
 Letters: B batch rows, N drafted tokens, T nodes, k width of the beam, E width of the head, F feature width, U draft ids,
 V vocabulary.
 """
@@ -56,7 +59,8 @@ class Headed:
     """See `base.Proposer.init`."""
     head = self.head
     base.layers_of(target, "EAGLE")
-    models.decoder_only(target, "EAGLE")
+    if head.shares_head:
+      models.decoder_only(target, "EAGLE with the target's vocabulary matrix")
     head.check(target)
     draft_ids.check(target, head.ids)
     width = max(len(head.features), 1) * target.config.width
@@ -99,20 +103,21 @@ class Eagle(Headed, autoregressive.Chained):
   def propose(self, target, cache, state, context, keys):
     """See `base.Proposer.propose`."""
     del cache
-    most = jnp.minimum(autoregressive.room(context, self.num_tokens, self.draft_context),
+    text = context.behind_inputs()
+    most = jnp.minimum(autoregressive.room(text, self.num_tokens, self.draft_context),
                        self.length.limit(state.length, self.num_tokens))
-    most = jnp.where(context.length > 1, most, 0)  # a prompt of one token has no features yet
+    most = jnp.where(text.length > 1, most, 0)  # a text of one token has no features yet
     if self.samples:
       known = draft_ids.known(self.head.ids, target.vocab_size)
       most = jnp.where(autoregressive.possible(known, context, self.drawing), most, 0)
     law = lambda hidden: _logits(self.head, target, state.shared, hidden)[:, 0]
-    committed, (logits, feature) = _catch_up(self.head, target, state, context, most > 0, law)
+    committed, (logits, feature) = _catch_up(self.head, target, state, text, most > 0, law)
 
     def advance(token, index, extra):
       block, feature = extra
       seen = jnp.append(jnp.arange(self.num_tokens) < index, True)
       hidden, feature, new = self.head.forward(
-          self.head.embed(target.weights.embedding, token[:, None]), feature, (context.length - 1 + index)[:, None],
+          self.head.embed(target.weights.embedding, token[:, None]), feature, (text.length - 1 + index)[:, None],
           jnp.broadcast_to(seen, (token.shape[0], 1, self.num_tokens + 1)), committed, before=block)
       return law(hidden), (block.put(new, index), feature)
 
@@ -157,21 +162,20 @@ class EagleFixedTree(Headed, fixed_tree.FixedTree):
   def propose(self, target, cache, state, context, keys):
     """See `base.Proposer.propose`."""
     del cache
-    head = self.head
+    head, text = self.head, context.behind_inputs()
     # No row drafts a part of the tree: one without room for all levels in the head's context drafts nothing.
-    wanted = (autoregressive.room(context, self.max_depth) > 0) & (context.length < self.draft_context) & (
-        context.length > 1)
+    wanted = (autoregressive.room(text, self.max_depth) > 0) & (text.length < self.draft_context) & (text.length > 1)
     if self.samples:
       wanted &= autoregressive.possible(draft_ids.known(head.ids, target.vocab_size), context, self.drawing)
     spread = lambda hidden: draft_ids.spread(_logits(head, target, state.shared, hidden), head.ids, target.vocab_size)
-    committed, (logits, feature) = _catch_up(head, target, state, context, wanted, lambda hidden: spread(hidden)[:, 0])
+    committed, (logits, feature) = _catch_up(head, target, state, text, wanted, lambda hidden: spread(hidden)[:, 0])
     # Where each node with children stands in the pass over its level.
     place = {node: i for level in static_trees.levels(self.parents) for i, node in enumerate(level.nodes)}
 
     def run(level, slot, depth, tokens, mask, extra):
       block, feature = extra
       above = jnp.asarray([place[self.parents[node]] for node in level.nodes])
-      positions = jnp.broadcast_to(context.length[:, None] - 2 + depth, tokens.shape)
+      positions = jnp.broadcast_to(text.length[:, None] - 2 + depth, tokens.shape)
       hidden, recurring, new = head.forward(head.embed(target.weights.embedding, tokens), feature[:, above], positions,
                                             mask, committed, before=block)
       return spread(hidden), (block.put(new, slot), recurring)
@@ -226,8 +230,9 @@ class EagleTree(Headed, base.Defaults):
   def propose(self, target, cache, state, context, keys):
     """See `base.Proposer.propose`."""
     del cache, keys
-    levels = autoregressive.room(context, self.max_depth)
-    wanted = (levels > 0) & (context.length < self.draft_context) & (context.length > 1)
+    text = context.behind_inputs()
+    levels = autoregressive.room(text, self.max_depth)
+    wanted = (levels > 0) & (text.length < self.draft_context) & (text.length > 1)
     batch, k = wanted.shape[0], self.beam
 
     def children(hidden):
@@ -235,13 +240,13 @@ class EagleTree(Headed, base.Defaults):
       ids = ids if self.head.ids is None else self.head.ids[ids]
       return growth.without_ends(ids, log_q, context.rules.eos)
 
-    committed, ((ids, log_q), feature) = _catch_up(self.head, target, state, context, wanted, children)
+    committed, ((ids, log_q), feature) = _catch_up(self.head, target, state, text, wanted, children)
     pool, beam = growth.start(ids[:, 0], jnp.where(wanted[:, None], log_q[:, 0], -jnp.inf), self.max_depth)
 
     def grow(carry):
       pool, beam, feature, block = carry
       itself = jnp.broadcast_to(jnp.eye(k, dtype=bool), (batch, k, k))
-      positions = jnp.broadcast_to(context.length[:, None] - 2 + beam.level, beam.tokens.shape)
+      positions = jnp.broadcast_to(text.length[:, None] - 2 + beam.level, beam.tokens.shape)
       own = jnp.take_along_axis(feature, beam.parents[:, :, None], axis=1)
       hidden, feature, new = self.head.forward(
           self.head.embed(target.weights.embedding, beam.tokens), own, positions,
@@ -267,7 +272,7 @@ def _logits(head, target, shared, hidden):
 
 
 def _catch_up(head, target, state, context, wanted, read):
-  """Feeds all entries of true features, the last being that before the pending token: the cache, and of that entry what
+  """Of a context behind an encoder's inputs, feeds all entries of true features, the last being that before the pending token: the cache, and of that entry what
   `read` makes of its hidden state f[B, 1, E], and the feature that recurs f[B, 1, E].
 
   The product with a vocabulary stands in `read`, where no row drafts nothing of it is computed.

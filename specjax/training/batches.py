@@ -53,7 +53,8 @@ class Data:
         ids = sequences[which]
         place = (folder, index, which, min(len(ids), self.max_tokens))
         total += len(ids)
-        if self.held_out and zlib.crc32(ids[:start or _OPENING].tobytes()) % self.held_out == 0:
+        asked = sequences.prompt(which) if start else ids[:_OPENING]
+        if self.held_out and zlib.crc32(asked.tobytes()) % self.held_out == 0:
           held.append(place)
         else:
           places.append((zlib.crc32(ids.tobytes()), place))

@@ -20,6 +20,8 @@ class Sequences:
   tokens: np.ndarray   # i32[L]
   offsets: np.ndarray  # i64[N + 1]; sequence n is tokens[offsets[n]:offsets[n + 1]]
   starts: np.ndarray   # i32[N]; tokens of the prompt; 0 for plain text
+  inputs: np.ndarray | None = None         # i32[M]; what an encoder read, side by side; None without an encoder
+  input_offsets: np.ndarray | None = None  # i64[N + 1]
 
   def __len__(self) -> int:
     return len(self.starts)
@@ -27,13 +29,24 @@ class Sequences:
   def __getitem__(self, index: int) -> np.ndarray:
     return self.tokens[self.offsets[index]:self.offsets[index + 1]]
 
+  def prompt(self, index: int) -> np.ndarray:
+    """What sequence `index` answers, i32[]: an encoder's inputs, or its first tokens; none of plain text."""
+    if self.inputs is not None:
+      return self.inputs[self.input_offsets[index]:self.input_offsets[index + 1]]
+    return self[index][:self.starts[index]]
 
-def pack(sequences: list[tuple[list[int], int]]) -> Sequences:
-  """From pairs of token ids and prompt length."""
-  lengths = [len(ids) for ids, _ in sequences]
-  return Sequences(tokens=np.concatenate([np.asarray(ids, np.int32) for ids, _ in sequences]),
-                   offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-                   starts=np.asarray([start for _, start in sequences], np.int32))
+
+def pack(sequences: list[tuple[list[int], int]], inputs: list[list[int]] | None = None) -> Sequences:
+  """From pairs of token ids and prompt length; with an encoder's `inputs`, the first tokens are what its decoder begins
+  with."""
+  tokens, offsets = _joined([ids for ids, _ in sequences])
+  read = {} if inputs is None else dict(zip(("inputs", "input_offsets"), _joined(inputs)))
+  return Sequences(tokens=tokens, offsets=offsets, starts=np.asarray([start for _, start in sequences], np.int32), **read)
+
+
+def _joined(rows):
+  return (np.concatenate([np.asarray(ids, np.int32) for ids in rows]),
+          np.concatenate([[0], np.cumsum([len(ids) for ids in rows])]).astype(np.int64))
 
 
 def open_folder(folder, facts: dict) -> pathlib.Path:
@@ -71,13 +84,14 @@ def path(folder, index: int) -> pathlib.Path:
 
 def write(folder, index: int, sequences: Sequences) -> None:
   """File `index`, whole or not at all."""
-  write_whole(path(folder, index), lambda file: np.savez(file, **dataclasses.asdict(sequences)))
+  write_whole(path(folder, index), lambda file: np.savez(file, **{
+      name: value for name, value in dataclasses.asdict(sequences).items() if value is not None}))
 
 
 def read(folder, index: int) -> Sequences:
   """File `index`."""
   with np.load(path(folder, index)) as file:
-    return Sequences(**{field.name: file[field.name] for field in dataclasses.fields(Sequences)})
+    return Sequences(**{field.name: file[field.name] for field in dataclasses.fields(Sequences) if field.name in file})
 
 
 def indices(folder) -> list[int]:

@@ -63,8 +63,7 @@ def init(target, ids: np.ndarray, features: tuple[int, ...], *, layers: int, blo
     raise ValueError(f"a drafter of {layers} layers begins as the target's last ones, and it has {c.layers}: take "
                      "fewer (--head_layers)")
   last = starting_layers.last(target, layers)
-  shape = draft_layer.LayerShape(width=c.width, heads=c.heads, kv_heads=c.kv_heads, head_width=c.head_width,
-                                 mlp_width=c.mlp_width, norm_eps=c.norm_eps, rope_theta=c.rope_theta)
+  shape = starting_layers.shape(target)
   config = dflash.DFlashConfig(shape=shape, layers=layers, features=features, block=block, mask_id=mask_id,
                                vocab_size=c.num_tokens, draft_vocab=len(ids), max_context=c.max_context, causal=causal)
   fuse = 0.005 * jax.random.normal(key, (c.width, len(features) * c.width), w.embedding.dtype)

@@ -51,8 +51,7 @@ def init(target, ids: np.ndarray, key: jax.Array) -> eagle.EagleHead:
     target: a `models.decoder.Decoder`. ids: i32[U], ascending, or all of them.
   """
   c, w = target.config, target.weights
-  shape = draft_layer.LayerShape(width=c.width, heads=c.heads, kv_heads=c.kv_heads, head_width=c.head_width,
-                                 mlp_width=c.mlp_width, norm_eps=c.norm_eps, rope_theta=c.rope_theta)
+  shape = starting_layers.shape(target)
   config = eagle.EagleConfig(shape=shape, vocab_size=c.num_tokens, draft_vocab=len(ids), max_context=c.max_context)
   last, = starting_layers.last(target)
   fuse = 0.02 * jax.random.normal(key, (c.width, 2 * c.width), last.qkv.dtype)

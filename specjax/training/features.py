@@ -38,17 +38,18 @@ def compute(target, folder, layers: tuple[int, ...], max_tokens: int, *, progres
   """Computes what is missing; sequences are cut at `max_tokens`. The number of files.
 
   Args:
-    target: a decoder. layers: see `models.base.Target.forward`.
+    target: with features to be computed, a decoder; a target with an encoder has kept them while it answered.
+    layers: see `models.base.Target.forward`.
     progress: has `update(tokens)`.
 
   Raises:
     ValueError: for a target with an encoder.
   """
-  models.decoder_only(target, "training on features")
   for index in corpus.indices(folder):
     place, sequences = path(folder, index, layers), corpus.read(folder, index)
     if place.exists() and _top(place).exists() and _reaches(place, sequences, max_tokens):
       continue
+    models.decoder_only(target, "computing features that were not kept (--keep_features)")
     values = np.zeros((len(sequences.tokens), (len(layers) + 1) * target.config.width), np.float16)
     top = np.zeros(len(sequences.tokens), np.int32)
     for rows, size in batches([min(len(sequences[i]), max_tokens) for i in range(len(sequences))], _TOKENS):

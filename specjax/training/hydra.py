@@ -45,8 +45,10 @@ def init(target, ids: np.ndarray, heads: int, *, blocks: int = 4, prefix: bool =
       own, copies of the target's head at `ids`, with biases; else it is the target's.
   """
   c, dtype = target.config, target.weights.embedding.dtype
+  # Hydra's code turns by base 10000 whatever the target does; in training anew the target's own is as good.
   config = hydra.HydraConfig(heads=heads, blocks=blocks, width=c.width, vocab_size=c.num_tokens, draft_vocab=len(ids),
-                             prefix=_shape(c) if prefix else None, max_context=c.max_context if prefix else None)
+                             prefix=starting_layers.shape(target) if prefix else None,
+                             max_context=c.max_context if prefix else None)
   zeros = lambda *shape: jnp.zeros(shape, dtype)
   wide = [(c.width, (i + 2) * c.width) for i in range(heads)]
   behind, rows = heads if blocks > 1 else 0, shifts.head_rows(target, ids)
@@ -86,12 +88,6 @@ def head_logits(params: hydra.HydraHead, frozen: shifts.Frozen, batch: batches.B
     states = params.state(i, jnp.concatenate(read, axis=-1).reshape(tokens.size, -1))
     made.append(params.logits(i, states, frozen.head).reshape(*tokens.shape, -1))
   return made
-
-
-def _shape(c):
-  # Hydra's code turns by base 10000 whatever the target does; in training anew its own is as good.
-  return draft_layer.LayerShape(width=c.width, heads=c.heads, kv_heads=c.kv_heads, head_width=c.head_width,
-                                mlp_width=c.mlp_width, norm_eps=c.norm_eps, rope_theta=c.rope_theta)
 
 
 def _prefix(target):

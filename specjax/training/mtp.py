@@ -55,8 +55,7 @@ def init(target, ids: np.ndarray, key: jax.Array) -> mtp.MtpHead:
     target: a `models.decoder.Decoder`. ids: i32[U], ascending, or all of them.
   """
   c, w = target.config, target.weights
-  shape = draft_layer.LayerShape(width=c.width, heads=c.heads, kv_heads=c.kv_heads, head_width=c.head_width,
-                                 mlp_width=c.mlp_width, norm_eps=c.norm_eps, rope_theta=c.rope_theta)
+  shape = starting_layers.shape(target)
   (last,), final = starting_layers.last(target), w.final_norm.astype(jnp.float32)
   size = jnp.sqrt(jnp.mean(jnp.square(final)))
   out_again = size * final / jnp.maximum(jnp.square(final), jnp.square(size / 10))  # some weights are next to nothing

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import tree as tree_lib
-from specjax.models import base as models
 from specjax.proposers import base
 from specjax.proposers import own_features
 from specjax.training import features as features_lib
@@ -17,7 +16,8 @@ from specjax.training import features as features_lib
 @struct.dataclass
 class Recorder(base.Stateless):
   """Proposes the root alone, and keeps for every committed token the residual stream that enters `layers` and the final
-  hidden state, f16[F + D], as `features.File` has them. The last token of a text is never committed: it has none."""
+  hidden state, f16[F + D], as `features.File` has them. The last token of a text is never committed: it has none. Of a
+  target with an encoder these are the decoder's tokens."""
   layers: tuple[int, ...] = struct.field(pytree_node=False)
   num_tokens = 0
 
@@ -27,7 +27,6 @@ class Recorder(base.Stateless):
 
   def init(self, target, batch, capacity):
     """See `base.Proposer.init`."""
-    models.decoder_only(target, "keeping features")
     return own_features.empty(batch, capacity, (len(self.layers) + 1) * target.config.width, jnp.float16)
 
   def propose(self, target, cache, state, context, keys):

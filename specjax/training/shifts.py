@@ -42,8 +42,9 @@ def frozen(target, ids: np.ndarray) -> Frozen:
 
 
 def head_rows(target, ids: np.ndarray) -> jax.Array:
-  """The target's head at `ids` i32[U]: f[U, D]."""
-  return jnp.take(target.head, jnp.asarray(ids), axis=0)
+  """The target's head at `ids` i32[U], with what it scales hidden states by: f[U, D]."""
+  rows = jnp.take(target.head, jnp.asarray(ids), axis=0)
+  return rows * rows.shape[1] ** -0.5 if getattr(target.config, "scaled_head", False) else rows
 
 
 def is_drafted(ids: jax.Array, vocab_size: int) -> jax.Array:

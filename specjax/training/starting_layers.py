@@ -2,22 +2,33 @@
 import jax
 import jax.numpy as jnp
 
+from specjax.models import draft_layer
 from specjax.models.weights import LayerWeights
+
+_THETA = 10000.0  # of targets without rotary positions
 
 
 def last(target, count: int = 1) -> tuple[LayerWeights, ...]:
   """The target's last `count` layers, in their order.
 
   Heads have Llama's layers. A target of another kind (norms behind what a layer adds, LayerNorm, feed-forwards without a
-  gate: `config.plain_layers`) gives their sizes only: matrices are drawn at 0.02, norms are 1.
+  gate: `config.plain_layers`; an encoder) gives their sizes only: matrices are drawn at 0.02, norms are 1.
 
   Args:
-    target: a `models.decoder.Decoder`.
+    target: a `models.decoder.Decoder` or `models.encoder_decoder.EncoderDecoder`.
   """
   c, w = target.config, target.weights
-  if c.plain_layers:
+  if getattr(c, "plain_layers", False):
     return w.layers[-count:]
-  return tuple(_drawn(c, w.embedding.dtype, jax.random.key(i)) for i in range(count))
+  return tuple(_drawn(shape(target), w.embedding.dtype, jax.random.key(i)) for i in range(count))
+
+
+def shape(target) -> draft_layer.LayerShape:
+  """The sizes of a head's layers: those of the target's."""
+  c = target.config
+  return draft_layer.LayerShape(width=c.width, heads=c.heads, kv_heads=getattr(c, "kv_heads", c.heads),
+                                head_width=c.head_width, mlp_width=c.mlp_width, norm_eps=c.norm_eps,
+                                rope_theta=getattr(c, "rope_theta", _THETA))
 
 
 def _drawn(c, dtype, key):
