@@ -30,7 +30,7 @@ class Routing:
 class ForwardOutput:
   """What one forward pass over T nodes returns."""
   hidden: jax.Array               # f[B, T, E]; after the final norm, what `logits` takes
-  in_flight: cache_lib.InFlight   # keys and values of the nodes
+  in_flight: cache_lib.Block      # what the nodes leave behind: keys and values, or a recurrence's inputs
   features: tuple[jax.Array, ...] = ()  # f[B, T, E] each; the residual stream entering the layers asked for
   experts: tuple[jax.Array, ...] = ()   # i32[B, T, k] of each layer with a mixture that was run here, if asked for
 
@@ -50,11 +50,11 @@ class Target(Protocol):
   def eos_ids(self) -> tuple[int, ...]:
     """Ids that end an answer."""
 
-  def init_cache(self, batch: int, slots: int) -> cache_lib.KVCache:
+  def init_cache(self, batch: int, slots: int) -> cache_lib.Cache:
     """An empty cache."""
 
-  def forward(self, tokens: jax.Array, positions: jax.Array, mask: jax.Array, cache: cache_lib.KVCache, *,
-              before: cache_lib.InFlight | None = None, resume: cache_lib.Resume | None = None,
+  def forward(self, tokens: jax.Array, positions: jax.Array, mask: jax.Array, cache: cache_lib.Cache, *,
+              before: cache_lib.Block | None = None, resume: cache_lib.Resume | None = None,
               features: tuple[int, ...] = ()) -> ForwardOutput:
     """Runs T nodes that see the committed cache and, among themselves, what the mask allows.
 
@@ -98,6 +98,11 @@ class EncodingTarget(Target, Protocol):
 def encodes(target) -> bool:
   """Whether a target has an encoder, which reads its prompts."""
   return hasattr(target, "encode")
+
+
+def residual_dtype(target):
+  """Type of the residual stream: that of the weights, unless the target keeps a wider one and says so."""
+  return getattr(target, "residual_dtype", target.weights.embedding.dtype)
 
 
 def opening(target) -> tuple[int, ...]:
