@@ -90,6 +90,7 @@ def run(job: Job) -> dict:
                        "target")
   target, _ = specjax.load(job.target)
   models.decoder_only(target, "training a head")
+  models.attends(target, "training a head")
   start = _start(job, target)
   layers = getattr(start, "features", ()) or trainers.layers_of_eagle3(target.config.layers)
   with tqdm.tqdm(desc="features", unit="token") as bar:

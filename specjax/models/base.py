@@ -72,8 +72,6 @@ class Target(Protocol):
     """f32[B, T, V] from f[B, T, E]."""
 
 
-
-
 class EncodingTarget(Target, Protocol):
   """A target with an encoder. Its text is the encoder's inputs, the `opening` and the output; positions and
   `cache.length` count all of them."""
@@ -115,3 +113,10 @@ def decoder_only(target, method: str) -> None:
   if encodes(target):
     raise ValueError(f"{method} is for decoders, and {type(target).__name__} reads prompts with an encoder; use a "
                      "decoder as the target, or draft by lookup, a draft model or some of the target's layers")
+
+
+def attends(target, method: str) -> None:
+  """Raises ValueError for a target without attention, where `method` counts on keys and values of every token."""
+  if not isinstance(jax.eval_shape(lambda: target.init_cache(1, 1)), cache_lib.KVCache):
+    raise ValueError(f"{method} is for targets with attention, whose cache holds every token, and "
+                     f"{type(target).__name__} carries a state on; use such a decoder")
