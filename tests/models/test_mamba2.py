@@ -81,7 +81,7 @@ def tree(name):
   ids = GOLDEN[f"{name}_ids"]
   _, cache = chunks(target, ids[rows], target.init_cache(3, SLOTS), 6, lengths)
   assert cache.length.tolist() == lengths
-  tokens = np.stack([(ids[row, length:length + 8] + 1) % 90 + 3 for row, length in zip(rows, lengths)])
+  tokens = np.stack([(ids[row, :8] + length) % 90 + 3 for row, length in zip(rows, lengths)])
   for i, (row, length) in enumerate(zip(rows, lengths)):
     tokens[i, list(TRUE)] = ids[row, length:length + 5]
   mask, depth = seen(PARENTS)
@@ -198,14 +198,14 @@ def test_recurrent_state_is_never_of_rejected_nodes(drafter):
 PARAMS = SamplingParams(temperature=[0.0, 0.8, 1.1], top_p=[1.0, 0.9, 1.0], top_k=[0, 0, 9], seed=[3, 4, 5])
 
 
-def test_the_two_detectors(name, drafter):
+def test_the_two_detectors(drafter):
   """One program is plain, always wrong, and knows the text, greedy and drawn, in rows of other lengths."""
-  target, ids = loaded(name), GOLDEN[f"{name}_ids"]
+  target, ids = loaded(GROUPS), GOLDEN[f"{GROUPS}_ids"]
   prompts = [ids[0].tolist(), ids[1, :7].tolist(), ids[1].tolist()]
   go = lambda texts, **face: specjax.generate(target, drafter(prompts, texts, **face), prompts, PARAMS,
                                               max_new_tokens=16, eos_ids=())
   plain = go(np.zeros((3, 16), int), limit=0)
-  assert np.array_equal(plain.tokens[0], GOLDEN[f"{name}_continuation"][0])
+  assert np.array_equal(plain.tokens[0], GOLDEN[f"{GROUPS}_continuation"][0])
   wrong, mixed, knows = go(plain.tokens, wrong_from=0), go(plain.tokens, wrong_from=[2, 99, 0]), go(plain.tokens)
   for result in (wrong, mixed, knows):
     assert np.array_equal(result.tokens, plain.tokens)
@@ -214,42 +214,35 @@ def test_the_two_detectors(name, drafter):
   assert knows.counters.steps.tolist() == [3] * 3 and wrong.counters.steps.tolist() == [16] * 3
 
 
-LLAMA = functools.cache(lambda: specjax.load(str(FIXTURES / "tiny_llama"))[0])
-TREE = functools.partial(proposers.DraftTree, parents=(0, 0, 0, 1, 1, 2, 4))
-
-
-@pytest.mark.parametrize("make, right", [
-    pytest.param(lambda: proposers.NGram(min_ngram=1), False, id="ngram"),
-    pytest.param(lambda: proposers.EarlyExit(exit_layer=2), False, id="early_exit"),
-    pytest.param(lambda: proposers.LayerSkip(skipped=(1,)), False, id="layer_skip"),
-    pytest.param(lambda: proposers.DraftModel(model=loaded(GROUPS), num_tokens=3), True, id="itself"),
-    pytest.param(lambda: TREE(model=loaded("mamba2")), False, id="draft_tree"),
-    pytest.param(lambda: proposers.DynamicTree(model=loaded(GROUPS), nodes=7, depth=3, beam=2), True, id="grown_tree"),
+@pytest.mark.parametrize("make, steps", [
+    pytest.param(lambda: proposers.NGram(min_ngram=1), 16, id="ngram"),
+    pytest.param(lambda: proposers.EarlyExit(exit_layer=2), 16, id="early_exit"),
+    pytest.param(lambda: proposers.DynamicTree(model=loaded(GROUPS), nodes=7, depth=3, beam=2), 5, id="grown_tree"),
     pytest.param(lambda: proposers.Hierarchical(small=proposers.NGram(min_ngram=1), middle=loaded(GROUPS),
-                                                num_tokens=3), True, id="middle_model")])
-def test_drafted_text_is_that_of_transformers(make, right):
-  """Also where the drafter carries a state of its own; one that is the target is always right."""
+                                                num_tokens=3), 4, id="middle_model")])
+def test_drafted_text_is_that_of_transformers(make, steps):
+  """Also where the drafter carries a state of its own; one that is the target is right wherever it drafts enough."""
   result = specjax.generate(loaded(GROUPS), make(), GOLDEN[f"{GROUPS}_ids"].tolist(), max_new_tokens=16)
   assert np.array_equal(result.tokens, GOLDEN[f"{GROUPS}_continuation"])
-  assert result.counters.drafted_tokens.sum() > 0
-  if right:  # of a tree one path is
-    assert result.counters.steps.max() == 4
+  assert result.counters.drafted_tokens.sum() > 0 and result.counters.steps.max() <= steps
 
 
 def test_a_recurrent_model_drafts_for_a_decoder():
   golden = np.load(FIXTURES / "golden_tiny.npz")
   proposer = proposers.DraftModel(model=loaded("mamba2"), num_tokens=3)
-  result = specjax.generate(LLAMA(), proposer, golden["tiny_llama_ids"].tolist(), max_new_tokens=16)
+  llama = specjax.load(str(FIXTURES / "tiny_llama"))[0]
+  result = specjax.generate(llama, proposer, golden["tiny_llama_ids"].tolist(), max_new_tokens=16)
   assert np.array_equal(result.tokens, golden["tiny_llama_continuation"]) and result.counters.drafted_tokens.sum() > 0
 
 
-def test_drawn_drafts_are_judged_by_their_law():
-  """A drafter that is the target draws by the target's law, so every draft is accepted, at any temperature."""
-  drawing = proposers.Drawing(sampled=True)
-  proposer = proposers.DraftModel(model=loaded(GROUPS), num_tokens=3, drawing=drawing)
+def test_a_draft_model_that_is_the_target_is_always_right():
+  """At any temperature: it draws by the target's law; and its greedy text is Transformers'."""
+  proposer = proposers.DraftModel(model=loaded(GROUPS), num_tokens=3, drawing=proposers.Drawing(sampled=True))
   result = specjax.generate(loaded(GROUPS), proposer, GOLDEN[f"{GROUPS}_ids"].tolist(),
-                            SamplingParams(temperature=[0.8, 1.2], seed=[1, 2]), max_new_tokens=16, eos_ids=(),
+                            SamplingParams(temperature=[0.0, 1.2], seed=[1, 2]), max_new_tokens=16, eos_ids=(),
                             verifier=verifiers.Rejection())
+  assert np.array_equal(result.tokens[0], GOLDEN[f"{GROUPS}_continuation"][0])
+  assert not np.array_equal(result.tokens[1], GOLDEN[f"{GROUPS}_continuation"][1])
   assert np.array_equal(result.counters.accepted_tokens, result.counters.drafted_tokens)
   assert result.counters.drafted_tokens.min() == 12
 
