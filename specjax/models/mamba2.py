@@ -139,9 +139,10 @@ def _block(c: config_lib.Mamba2Config, layer, x, mask, sources, committed, befor
         reach=ssd.reach(all_of("decay", decay), mask))
     out = ssd.outputs(committed.state, queries, *(all_of(name, getattr(nodes, name)) for name in (
         "keys", "inputs", "reach")), mask)
-    out = out + layer.skip.reshape(c.groups, heads, 1) * entering
+    skip = layer.skip.reshape(c.groups, heads, 1, 1, 1)
+    out = out.transpose(1, 2, 3, 0, 4) + skip * entering.transpose(2, 3, 4, 0, 1)
   with jax.named_scope("output"):
-    out = out.reshape(batch * width, c.inner).T
+    out = out.reshape(c.inner, batch * width)
     out = ssd.gated_norm(out, gate, layer.gated_norm, c.groups, c.norm_eps)
     x = x + layers.linear(layer.project_out, out, layer.project_out_bias).astype(x.dtype)
   return x, nodes

@@ -59,7 +59,9 @@ def reach(decay: jax.Array, mask: jax.Array) -> jax.Array:
 
 def outputs(state: jax.Array, queries: jax.Array, keys: jax.Array, inputs: jax.Array, reach: jax.Array,
             mask: jax.Array) -> jax.Array:
-  """What each node reads of the committed state and of its ancestors: f32[B, T, G, R, P].
+  """What each node reads of the committed state and of its ancestors: f32[B, G, R, P, T].
+
+  Nodes come last, so that the state is the left factor of a product of columns (see `layers`).
 
   Args:
     state: f32[B, G, R, P, N]. queries: f32[B, T, G, N].
@@ -67,12 +69,13 @@ def outputs(state: jax.Array, queries: jax.Array, keys: jax.Array, inputs: jax.A
     mask: bool[B, T, A], ancestor-or-self.
   """
   own = reach[:, -mask.shape[1]:]
-  from_state = jnp.einsum("bgrpn,btgn->btgrp", state, queries) * jnp.exp(own)[..., None]
-  left = own.transpose(0, 2, 3, 1)[..., None] - reach.transpose(0, 2, 3, 1)[..., None, :]
+  by_head = lambda x: x.transpose(0, 2, 3, 1)
+  from_state = jnp.einsum("bgrpn,btgn->bgrpt", state, queries) * jnp.exp(by_head(own))[..., None, :]
+  left = by_head(own)[..., None] - by_head(reach)[..., None, :]
   # Sums of ancestors differ by what lies between, never above 0; of other nodes the difference may be anything.
   left = jnp.exp(jnp.where(mask[:, None, None], jnp.minimum(left, 0.0), -jnp.inf))
   scores = jnp.einsum("btgn,bagn->bgta", queries, keys)
-  return from_state + jnp.einsum("bgrta,bagrp->btgrp", left * scores[:, :, None], inputs)
+  return from_state + jnp.einsum("bgrta,bagrp->bgrpt", left * scores[:, :, None], inputs)
 
 
 def gated_norm(x: jax.Array, gate: jax.Array, weight: jax.Array, groups: int, epsilon: float) -> jax.Array:

@@ -40,7 +40,7 @@ def test_every_node_reads_the_state_behind_its_path(strength):
   out = ssd.outputs(f32(state), f32(queries), f32(keys), f32(inputs), ssd.reach(f32(decay), seen), seen)
   for i, path in enumerate(paths):
     wanted = np.einsum("bgrpn,bgn->bgrp", walked(state, keys, inputs, decay, path), queries[:, i])
-    np.testing.assert_allclose(out[:, i], wanted, atol=2e-4 * np.abs(wanted).max())
+    np.testing.assert_allclose(out[..., i], wanted, atol=2e-4 * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("strength", [0.01, 1.0, 300.0])
