@@ -75,6 +75,12 @@ def test_tensors_that_are_refused(edited):
                                            "backbone.layers.0.mixer.x_proj.weight": np.ones((2, 2), np.float32)}))
 
 
+def test_it_is_read_and_not_written(tmp_path):
+  with pytest.raises(CheckpointError, match="a model of the family 'mamba2' is not written"):
+    specjax.save(tmp_path / "out", *specjax.load(str(FIXTURES / "mamba2")))
+  assert not (tmp_path / "out").exists()
+
+
 def test_what_is_kept_in_which_type():
   """A state decays by products of many factors: what makes them stays float32."""
   config, weights = mamba2.read_folder(FIXTURES / "mamba2_groups", jnp.bfloat16)

@@ -19,6 +19,7 @@ from specjax.models import ssd
 from specjax.models.mamba2 import Mamba2
 from specjax.proposers import layer_search
 from specjax.sampling import SamplingParams
+from specjax.testing import tiny
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
 GOLDEN = dict(np.load(FIXTURES / "golden_recurrent.npz"))
@@ -225,6 +226,14 @@ def test_drafted_text_is_that_of_transformers(make, steps):
   result = specjax.generate(loaded(GROUPS), make(), GOLDEN[f"{GROUPS}_ids"].tolist(), max_new_tokens=16)
   assert np.array_equal(result.tokens, GOLDEN[f"{GROUPS}_continuation"])
   assert result.counters.drafted_tokens.sum() > 0 and result.counters.steps.max() <= steps
+
+
+def test_heads_read_its_features():
+  """A head of another model drafts badly; the text stays."""
+  llama = specjax.load(str(FIXTURES / "tiny_llama_untied"))[0]
+  proposer = proposers.Eagle(head=tiny.eagle3(llama, tuple(range(3, 60))), num_tokens=3)
+  result = specjax.generate(loaded(GROUPS), proposer, GOLDEN[f"{GROUPS}_ids"].tolist(), max_new_tokens=16)
+  assert np.array_equal(result.tokens, GOLDEN[f"{GROUPS}_continuation"]) and result.counters.drafted_tokens.min() > 30
 
 
 def test_a_recurrent_model_drafts_for_a_decoder():
