@@ -13,17 +13,73 @@ the text lies in slot q - inputs.
 Letters: B batch rows, K key/value heads, S slots, C head width, T nodes, D greatest depth, L layers, W window, P slots
 of the encoder's inputs.
 """
+from typing import Protocol
+
 import chex
 from flax import struct
 import jax
 import jax.numpy as jnp
 
 
+class Block(Protocol):
+  """What a forward pass leaves of its T nodes: enough to see them later in the step, and to commit some of them."""
+
+  @property
+  def nodes(self) -> int:
+    """T."""
+
+  def take(self, path: jax.Array) -> "Block":
+    """The nodes `path` i32[B, D + 1] of every row, in that order."""
+
+  def put(self, block: "Block", place: jax.Array) -> "Block":
+    """With the nodes of `block` at `place` i32 and behind it: how a drafter of several passes collects its nodes."""
+
+  def narrow(self, width: int) -> "Block":
+    """The first `width` nodes."""
+
+  def widen(self, width: int) -> "Block":
+    """Padded to `width` nodes, with zeros."""
+
+
+class Cache(Protocol):
+  """What a target keeps of the committed tokens, as the step and the proposers see it: `KVCache`, or the
+  `recurrent_cache.RecurrentCache` of a target that carries a state forward.
+
+  Attributes:
+    length: i32[B]; committed tokens of each row.
+    cross: what a decoder reads of its encoder, None where there is none.
+  """
+  length: jax.Array
+  cross: "Cross | None"
+
+  @property
+  def slots(self) -> int:
+    """Tokens of a text that there is room for."""
+
+  def commit(self, block: Block, count: jax.Array) -> "Cache":
+    """With the first `count` i32[B] nodes of a block (already in path order); a node that is not counted changes
+    nothing."""
+
+  def empty_block(self, nodes: int) -> Block:
+    """Room for `nodes` nodes that are in flight; which of them are seen is up to the mask."""
+
+  def of_layers(self, layers: tuple[int, ...]) -> "Cache":
+    """The same committed tokens, of some layers."""
+
+  def grow(self, slots: int) -> "Cache":
+    """The same content, with room for `slots` tokens, no fewer than before."""
+
+
 @struct.dataclass
 class InFlight:
-  """Keys and values of the nodes of one forward pass, one entry a layer."""
+  """Keys and values of the nodes of one forward pass, one entry a layer. Implements `Block`."""
   keys: tuple[jax.Array, ...]    # L x [B, K, C, T]
   values: tuple[jax.Array, ...]  # L x [B, K, T, C]
+
+  @property
+  def nodes(self) -> int:
+    """T."""
+    return self.keys[0].shape[3]
 
   def take(self, path: jax.Array) -> "InFlight":
     """The nodes `path` i32[B, D + 1] of every row, in that order."""
@@ -37,25 +93,30 @@ class InFlight:
     return InFlight(keys=tuple(map(write(3), self.keys, block.keys)),
                     values=tuple(map(write(2), self.values, block.values)))
 
+  def narrow(self, width: int) -> "InFlight":
+    """The first `width` nodes."""
+    return InFlight(keys=tuple(x[..., :width] for x in self.keys),
+                    values=tuple(x[..., :width, :] for x in self.values))
+
+  def widen(self, width: int) -> "InFlight":
+    """Padded to `width` nodes, with zeros."""
+    pad = lambda axis: lambda x: _padded(x, axis, width)
+    return InFlight(keys=tuple(map(pad(3), self.keys)), values=tuple(map(pad(2), self.values)))
+
 
 @struct.dataclass
 class Resume:
   """A forward pass whose lower layers have been run already, by a drafter that shares them with the target."""
-  hidden: jax.Array    # f[B, T, E]; the residual stream that enters the first layer that is left
-  in_flight: InFlight  # of the layers below it
+  hidden: jax.Array  # f[B, T, E]; the residual stream that enters the first layer that is left
+  in_flight: Block   # of the layers below it
 
   def narrow(self, width: int) -> "Resume":
     """Of the first `width` nodes."""
-    return Resume(hidden=self.hidden[:, :width], in_flight=InFlight(
-        keys=tuple(x[..., :width] for x in self.in_flight.keys),
-        values=tuple(x[..., :width, :] for x in self.in_flight.values)))
+    return Resume(hidden=self.hidden[:, :width], in_flight=self.in_flight.narrow(width))
 
   def widen(self, width: int) -> "Resume":
     """Padded to `width` nodes, with zeros."""
-    more = (0, width - self.hidden.shape[1])
-    pad = lambda axis: lambda x: jnp.pad(x, [more if i == axis else (0, 0) for i in range(x.ndim)])
-    return Resume(hidden=pad(1)(self.hidden), in_flight=InFlight(
-        keys=tuple(map(pad(3), self.in_flight.keys)), values=tuple(map(pad(2), self.in_flight.values))))
+    return Resume(hidden=_padded(self.hidden, 1, width), in_flight=self.in_flight.widen(width))
 
 
 @struct.dataclass
@@ -80,7 +141,7 @@ class Cross:
 
 @struct.dataclass
 class KVCache:
-  """Committed keys and values. Layers are separate arrays, and so are keys and values: stacking copies them.
+  """Committed keys and values. Implements `Cache`. Layers are separate arrays, and so are keys and values: stacking copies them.
 
   Keys are kept transposed, so that scores are a product over rows of both factors: XLA would otherwise transpose all
   of the cache in every step (BUILD.md, Speed).
@@ -107,7 +168,7 @@ class KVCache:
     Slots at or beyond S are dropped, never clamped to the last one. A node that is not counted writes nothing.
     """
     chex.assert_equal_shape([self.length, count])
-    nodes, place, writers = block.keys[0].shape[3], self.written, {}
+    nodes, place, writers = block.nodes, self.written, {}
 
     def write(old, new, axis, window):
       slots = old.shape[axis]
@@ -147,6 +208,11 @@ class KVCache:
     windows = self.windows or (None,) * len(self.keys)
     return self.replace(keys=tuple(padded(x, 3, w) for x, w in zip(self.keys, windows, strict=True)),
                         values=tuple(padded(x, 2, w) for x, w in zip(self.values, windows, strict=True)))
+
+
+def _padded(x, axis, size):
+  """`x` with zeros behind it, `size` long along an axis."""
+  return jnp.pad(x, [(0, size - x.shape[axis] if i == axis else 0) for i in range(x.ndim)])
 
 
 def _writer(length, count, nodes, slots, window):

@@ -39,7 +39,7 @@ class DecodeState:
   start: jax.Array                  # i32[B]; prompt tokens
   limit: jax.Array                  # i32[B]; prompt tokens and budget
   reason: jax.Array                 # i32[B]; stopping.RUNNING, STOP or LENGTH
-  cache: cache_lib.KVCache
+  cache: cache_lib.Cache
   proposer: proposers.State
   keys: jax.Array                   # key[B]; the rows' keys
   params: sampling.SamplingParams
@@ -69,7 +69,7 @@ class Outcome:
   verdict: verifiers.Verdict
   tokens: jax.Array              # i32[B, D + 1]; tokens of the path's nodes, the pending one first
   hidden: jax.Array              # f[B, D + 1, E]
-  in_flight: cache_lib.InFlight  # of the path's D + 1 nodes
+  in_flight: cache_lib.Block     # of the path's D + 1 nodes
   reach: jax.Array               # i32[B]; depth of the deepest drafted node
   drafted: jax.Array             # i32[B]; drafted nodes that were verified
   width_index: jax.Array         # i32; which of the widths was used

@@ -3,7 +3,11 @@ from specjax import checkpoints
 from specjax.checkpoints import folder_writer
 from specjax.models import decoder
 from specjax.models import encoder_decoder
+from specjax.models import mamba2
 from specjax.models.encoder_decoder_config import EncoderDecoderConfig
+from specjax.models.mamba2_config import Mamba2Config
+
+_OTHERS = {EncoderDecoderConfig: encoder_decoder.EncoderDecoder, Mamba2Config: mamba2.Mamba2}
 
 
 def load(name: str, *, dtype=None):
@@ -14,15 +18,14 @@ def load(name: str, *, dtype=None):
     dtype: of the weights; float32 on a CPU and bfloat16 on an accelerator by default.
 
   Returns:
-    (target, tokenizer): a `models.decoder.Decoder`, or a `models.encoder_decoder.EncoderDecoder` for T5 and its kin,
-    and a `checkpoints.Tokenizer`.
+    (target, tokenizer): a `models.decoder.Decoder`, a `models.encoder_decoder.EncoderDecoder` for T5 and its kin, or a
+    `models.mamba2.Mamba2`; and a `checkpoints.Tokenizer`.
 
   Raises:
     ValueError: names what is missing, foreign or broken, and what to do (`checkpoints.CheckpointError`).
   """
   config, weights, tokenizer = checkpoints.load(name, dtype=dtype)
-  kind = encoder_decoder.EncoderDecoder if isinstance(config, EncoderDecoderConfig) else decoder.Decoder
-  return kind(weights=weights, config=config), tokenizer
+  return _OTHERS.get(type(config), decoder.Decoder)(weights=weights, config=config), tokenizer
 
 
 def save(folder, model: decoder.Decoder, tokenizer: checkpoints.Tokenizer, *, dtype=None) -> None:

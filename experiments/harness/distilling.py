@@ -8,6 +8,7 @@ import jax
 import specjax
 from experiments.harness import training_curves
 from experiments.harness import training_progress
+from specjax.checkpoints import folder_writer
 from specjax.checkpoints import vocabulary_map
 from specjax.training import corpus
 from specjax.training import distill
@@ -73,6 +74,7 @@ def run(job: Job) -> tuple[dict, dict]:
       raise ValueError(f"{folder} was written by {facts['target']!r}, not by {job.target!r}: what is measured on "
                        "held-out answers would not be of this target")
   draft = _draft(job, target, tokenizer)
+  folder_writer.require_written(draft.config)
   data = texts.Texts(folders=job.corpora, tokens=job.batch_tokens, max_tokens=job.max_tokens, limit=job.limit)
   if not data.held:
     raise ValueError(f"{', '.join(job.corpora)}: one in {data.held_out} sequences is held out, and these are too few; "

@@ -7,6 +7,7 @@ import numpy as np
 import specjax
 from experiments.harness import training_curves
 from experiments.harness import training_progress
+from specjax.checkpoints import folder_writer
 from specjax.checkpoints import heads
 from specjax.training import corpus
 from specjax.training import loop
@@ -60,6 +61,7 @@ def run(job: Job) -> dict:
       raise ValueError(f"{folder} was written by {facts['target']!r}, not by {job.target!r}: heads learn from their "
                        "own target")
   target, tokenizer = specjax.load(job.target)
+  folder_writer.require_written(target.config)
   if job.max_tokens > target.max_context:
     raise ValueError(f"--max_tokens={job.max_tokens}: the target's context has {target.max_context} tokens")
   data = texts.Texts(folders=job.corpora, tokens=job.batch_tokens, max_tokens=job.max_tokens, limit=job.limit)

@@ -46,6 +46,7 @@ def stored() -> dict[str, tuple[pathlib.Path, dict[str, np.ndarray]]]:
   for a model with an encoder what that read, inputs and lengths."""
   found = {}
   for file, parent in (("golden_tiny.npz", FIXTURES), ("golden_families.npz", FIXTURES / "families"),
+                       ("golden_recurrent.npz", FIXTURES / "recurrent"),
                        ("golden_encoder_decoder.npz", FIXTURES / "encoder_decoder")):
     values = dict(np.load(FIXTURES / file))
     for key in values:

@@ -92,6 +92,7 @@ def run(job: Job) -> dict:
   if models.encodes(target) and job.head != "eagle3":
     raise ValueError(f"--head={job.head}: of a target with an encoder a head of the kind eagle3 is trained, which has a "
                      "vocabulary matrix of its own")
+  models.attends(target, "training a head")
   start = _start(job, target)
   layers = getattr(start, "features", ()) or trainers.layers_of_eagle3(target.config.layers)
   with tqdm.tqdm(desc="features", unit="token") as bar:

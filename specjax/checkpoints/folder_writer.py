@@ -33,15 +33,7 @@ def write_folder(folder, config: DecoderConfig, weights: DecoderWeights, tokeniz
   if (folder / "model.safetensors.index.json").exists():
     raise CheckpointError(f"{folder}: holds a model in shards, which would be read in place of the one written; choose "
                           "another folder")
-  if config.family not in _ARCHITECTURES:
-    raise CheckpointError(f"a model of the family {config.family!r} is not written (written: "
-                          f"{', '.join(_ARCHITECTURES)})")
-  if config.rope_layout != "half":
-    raise CheckpointError(f"rope_layout={config.rope_layout!r}: such folders hold rotary pairs as halves; turn the "
-                          "rows of queries and keys first")
-  for name in ("rope_scaling", "windows", "rope_width"):
-    if getattr(config, name):
-      raise CheckpointError(f"{name}={getattr(config, name)!r}: models with it are read and not written yet")
+  require_written(config)
   if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
     raise CheckpointError(f"the tokenizer has {tokenizer.vocab_size} tokens and the embedding {config.vocab_size} "
                           "rows: they are not of the same model")
@@ -53,6 +45,19 @@ def write_folder(folder, config: DecoderConfig, weights: DecoderWeights, tokeniz
   except OSError as error:
     raise CheckpointError(f"{folder}: cannot be written ({error})") from error
   files.write_head(folder, FILE, describe(config), tensors(config, weights), dtype)
+
+
+def require_written(config) -> None:
+  """Raises CheckpointError for a model that `write_folder` does not write: before hours are spent on its weights."""
+  if config.family not in _ARCHITECTURES:
+    raise CheckpointError(f"a model of the family {config.family!r} is not written (written: "
+                          f"{', '.join(_ARCHITECTURES)})")
+  if config.rope_layout != "half":
+    raise CheckpointError(f"rope_layout={config.rope_layout!r}: such folders hold rotary pairs as halves; turn the "
+                          "rows of queries and keys first")
+  for name in ("rope_scaling", "windows", "rope_width"):
+    if getattr(config, name):
+      raise CheckpointError(f"{name}={getattr(config, name)!r}: models with it are read and not written yet")
 
 
 def tensors(config: DecoderConfig, weights: DecoderWeights) -> dict:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.checkpoints import gguf
+from specjax.checkpoints import mamba2
 from specjax.checkpoints import safetensors
 from specjax.checkpoints import t5
 from specjax.checkpoints.errors import CheckpointError
@@ -15,11 +16,18 @@ from specjax.checkpoints.tokenizer import Tokenizer
 from specjax.models.config import DecoderConfig
 from specjax.models.encoder_decoder_config import EncoderDecoderConfig
 from specjax.models.encoder_decoder_weights import EncoderDecoderWeights
+from specjax.models.mamba2_config import Mamba2Config
+from specjax.models.mamba2_weights import Mamba2Weights
 from specjax.models.weights import DecoderWeights
 
 
-def load(name: str | pathlib.Path, *, dtype=None) -> tuple[
-    DecoderConfig | EncoderDecoderConfig, DecoderWeights | EncoderDecoderWeights, Tokenizer]:
+_OTHERS = (t5, mamba2)  # families that are no decoders of `families`, each with a reader of its own
+
+Config = DecoderConfig | EncoderDecoderConfig | Mamba2Config
+Weights = DecoderWeights | EncoderDecoderWeights | Mamba2Weights
+
+
+def load(name: str | pathlib.Path, *, dtype=None) -> tuple[Config, Weights, Tokenizer]:
   """Finds and reads a model.
 
   Args:
@@ -38,8 +46,8 @@ def load(name: str | pathlib.Path, *, dtype=None) -> tuple[
   # The tokenizer first: it is quick to read and quick to refuse.
   if path.is_dir():
     tokenizer = Tokenizer.from_folder(path)
-    read = t5.read_folder if t5.is_family(path) else safetensors.read_folder
-    config, weights = read(path, dtype)
+    reader = next((other for other in _OTHERS if other.is_family(path)), safetensors)
+    config, weights = reader.read_folder(path, dtype)
   else:
     header = read_header(path)
     tokenizer = Tokenizer.from_gguf(header)

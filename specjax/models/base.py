@@ -30,7 +30,7 @@ class Routing:
 class ForwardOutput:
   """What one forward pass over T nodes returns."""
   hidden: jax.Array               # f[B, T, E]; after the final norm, what `logits` takes
-  in_flight: cache_lib.InFlight   # keys and values of the nodes
+  in_flight: cache_lib.Block      # what the nodes leave behind: keys and values, or a recurrence's inputs
   features: tuple[jax.Array, ...] = ()  # f[B, T, E] each; the residual stream entering the layers asked for
   experts: tuple[jax.Array, ...] = ()   # i32[B, T, k] of each layer with a mixture that was run here, if asked for
 
@@ -50,11 +50,11 @@ class Target(Protocol):
   def eos_ids(self) -> tuple[int, ...]:
     """Ids that end an answer."""
 
-  def init_cache(self, batch: int, slots: int) -> cache_lib.KVCache:
+  def init_cache(self, batch: int, slots: int) -> cache_lib.Cache:
     """An empty cache."""
 
-  def forward(self, tokens: jax.Array, positions: jax.Array, mask: jax.Array, cache: cache_lib.KVCache, *,
-              before: cache_lib.InFlight | None = None, resume: cache_lib.Resume | None = None,
+  def forward(self, tokens: jax.Array, positions: jax.Array, mask: jax.Array, cache: cache_lib.Cache, *,
+              before: cache_lib.Block | None = None, resume: cache_lib.Resume | None = None,
               features: tuple[int, ...] = ()) -> ForwardOutput:
     """Runs T nodes that see the committed cache and, among themselves, what the mask allows.
 
@@ -70,8 +70,6 @@ class Target(Protocol):
 
   def logits(self, hidden: jax.Array) -> jax.Array:
     """f32[B, T, V] from f[B, T, E]."""
-
-
 
 
 class EncodingTarget(Target, Protocol):
@@ -100,6 +98,11 @@ def encodes(target) -> bool:
   return hasattr(target, "encode")
 
 
+def residual_dtype(target):
+  """Type of the residual stream: that of the weights, unless the target keeps a wider one and says so."""
+  return getattr(target, "residual_dtype", target.weights.embedding.dtype)
+
+
 def opening(target) -> tuple[int, ...]:
   """The ids between prompt and output: none, or what a decoder behind an encoder begins with."""
   return target.opening if encodes(target) else ()
@@ -110,3 +113,10 @@ def decoder_only(target, method: str) -> None:
   if encodes(target):
     raise ValueError(f"{method} is for decoders, and {type(target).__name__} reads prompts with an encoder; use a "
                      "decoder as the target, or draft by lookup, a draft model or some of the target's layers")
+
+
+def attends(target, method: str) -> None:
+  """Raises ValueError for a target without attention, where `method` counts on keys and values of every token."""
+  if not isinstance(jax.eval_shape(lambda: target.init_cache(1, 1)), cache_lib.KVCache):
+    raise ValueError(f"{method} is for targets with attention, whose cache holds every token, and "
+                     f"{type(target).__name__} carries a state on; use such a decoder")

@@ -78,7 +78,7 @@ class Decoder:
               experts=False) -> base.ForwardOutput:
     """See `base.Target.forward`. With `experts` the experts that nodes go through are returned as well."""
     chex.assert_equal_shape([tokens, positions])
-    earlier = 0 if before is None else before.keys[0].shape[3]
+    earlier = 0 if before is None else before.nodes
     chex.assert_shape(mask, (*tokens.shape, earlier + tokens.shape[1]))
     c = self.config
     columns = lambda rows: rows.reshape(-1, rows.shape[-1]).T

@@ -93,7 +93,7 @@ class EncoderDecoder:
   def forward(self, tokens, positions, mask, cache, *, before=None, resume=None, features=()) -> base.ForwardOutput:
     """See `base.Target.forward`. Positions count the encoder's inputs, and `cache` has read them."""
     chex.assert_equal_shape([tokens, positions])
-    earlier = 0 if before is None else before.keys[0].shape[3]
+    earlier = 0 if before is None else before.nodes
     chex.assert_shape(mask, (*tokens.shape, earlier + tokens.shape[1]))
     c, w = self.config, self.weights
     rows = lambda x: x.T.reshape(*tokens.shape, c.width)

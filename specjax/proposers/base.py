@@ -104,7 +104,7 @@ class Proposer(Protocol):
     New arrays, never the proposer's own parameters: the state is donated to the decode loop, step after step.
     """
 
-  def propose(self, target: models.Target, cache: cache_lib.KVCache, state: State, context: Context,
+  def propose(self, target: models.Target, cache: cache_lib.Cache, state: State, context: Context,
               keys: jax.Array) -> tuple[tree_lib.TokenTree, State]:
     """Drafts a tree of at most `max_nodes` nodes below `context.pending`; a row with nothing to draft has size 1.
 

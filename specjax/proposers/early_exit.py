@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import cache as cache_lib
+from specjax.models import base as models
 from specjax.proposers import autoregressive
 from specjax.proposers import base
 from specjax.proposers import length as length_lib
@@ -72,7 +73,7 @@ class EarlyExit(autoregressive.Chained):
       return model.logits(hidden)[:, 0], resume
 
     width = target.weights.embedding.shape[1]
-    empty = cache_lib.Resume(hidden=jnp.zeros((batch, nodes, width), target.weights.embedding.dtype),
+    empty = cache_lib.Resume(hidden=jnp.zeros((batch, nodes, width), models.residual_dtype(target)),
                              in_flight=lower.empty_block(nodes))
     drafting = (most > 0).any()
     first, resume = feed(context.pending, jnp.int32(0), empty)  # the root's lower layers are needed in any case

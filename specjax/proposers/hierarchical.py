@@ -33,11 +33,30 @@ from specjax.verifiers import rejection
 
 
 @struct.dataclass
+class Held:
+  """The root and the collected tokens but the last, in flight in the middle model."""
+  block: cache_lib.Block  # of N nodes
+  length: jax.Array       # i32[B]; the nodes of each row, the first ones
+
+  def append(self, block: cache_lib.Block, count: jax.Array) -> "Held":
+    """With the first `count` i32[B] nodes of a block behind those of each row; beyond N there is no room."""
+    size = self.block.nodes
+    both = self.block.widen(size + block.nodes).put(block, jnp.int32(size))
+    place, length = jnp.arange(size, dtype=jnp.int32)[None], self.length[:, None]
+    source = jnp.where(place < length, place, jnp.minimum(size + place - length, both.nodes - 1))
+    return Held(block=both.take(source), length=self.length + count)
+
+  def emptied(self) -> "Held":
+    """Without nodes."""
+    return self.replace(length=jnp.zeros_like(self.length))
+
+
+@struct.dataclass
 class State:
   """Of a batch."""
-  cache: cache_lib.KVCache  # the middle model's committed tokens, of each row as many as it was fed
-  held: cache_lib.KVCache   # of N slots: the root and the collected tokens but the last, in flight
-  small: Any                # the small proposer's, behind its first draft
+  cache: cache_lib.Cache  # the middle model's committed tokens, of each row as many as it was fed
+  held: Held
+  small: Any              # the small proposer's, behind its first draft
   first: "First"
 
 
@@ -57,7 +76,7 @@ class Collected:
   count: jax.Array           # i32[B]
   going: jax.Array           # bool[B]; rows that collect more
   q: jax.Array | None        # f[B, N, V]; the middle model's law of each, for sampled drafts
-  held: cache_lib.KVCache    # of N slots; as in `State`
+  held: Held
 
 
 @struct.dataclass
@@ -108,8 +127,8 @@ class Hierarchical(autoregressive.Chained):
       raise ValueError(f"small={name} reads the target's features, and the middle model has others; use another small "
                        "proposer")
     none = lambda: jnp.zeros((batch,), jnp.int32)
-    return State(cache=self.middle.init_cache(batch, min(capacity, self.middle.max_context)),
-                 held=self.middle.init_cache(batch, self.num_tokens),
+    cache = self.middle.init_cache(batch, min(capacity, self.middle.max_context))
+    return State(cache=cache, held=Held(block=cache.empty_block(self.num_tokens), length=none()),
                  small=self.small.init(self.middle, batch, capacity),
                  first=First(path=jnp.zeros((batch, self.small.max_depth + 1), jnp.int32), accepted=none(),
                              drafted=none()))
@@ -154,13 +173,13 @@ class Hierarchical(autoregressive.Chained):
       return state.replace(small=self.small.observe(target, state.small, committed))
     accepted, first = base.accepted_of_chain(committed), state.first
     count = jnp.minimum(jnp.minimum(accepted + 1, committed.count), state.held.length)  # the root is held as well
-    cache = state.cache.commit(_in_flight(state.held), count)
+    cache = state.cache.commit(state.held.block, count)
     # Of the small proposer's first draft the text has what both models accepted.
     places = committed.path.shape[1]
     path = jnp.pad(first.path, ((0, 0), (0, max(places - first.path.shape[1], 0))))[:, :places]
     path = jnp.where(jnp.arange(places) <= jnp.minimum(accepted, first.accepted)[:, None], path, 0)
     seen = committed.replace(path=path, drafted=jnp.where(committed.drafted > 0, first.drafted, 0), node_ids=None)
-    return state.replace(cache=cache, held=_emptied(state.held), small=self.small.observe(target, state.small, seen))
+    return state.replace(cache=cache, held=state.held.emptied(), small=self.small.observe(target, state.small, seen))
 
   def remember(self, state, outputs):
     """See `base.Proposer.remember`."""
@@ -175,7 +194,7 @@ class Hierarchical(autoregressive.Chained):
     batch = most.shape[0]
     q = jnp.zeros((batch, self.num_tokens, self.middle.vocab_size), jnp.float32) if self.drawing.sampled else None
     return Collected(text=context.tokens, tokens=jnp.zeros((batch, self.num_tokens), jnp.int32), q=q,
-                     held=_emptied(state.held), count=jnp.zeros_like(most), going=most > 0)
+                     held=state.held.emptied(), count=jnp.zeros_like(most), going=most > 0)
 
   def _round(self, context, keys, most, collected, index):
     """What is known in inner round `index`, and the keys of its draws.
@@ -215,7 +234,7 @@ class Hierarchical(autoregressive.Chained):
         tokens=collected.tokens.at[row, slot].set(emitted, mode="drop"), count=count,
         going=inner.active & (taken < inner.budget) & ~ends.any(-1),
         q=None if laws is None else collected.q.at[row, slot].set(laws, mode="drop"),
-        held=collected.held.commit(in_flight, fresh))
+        held=collected.held.append(in_flight, fresh))
     seen = base.Committed(tokens=tokens, following=emitted, positions=inner.length[:, None] - 1 + place, hidden=hidden,
                           count=taken, path=verdict.path, drafted=tree.size - 1)
     return new, seen
@@ -229,9 +248,9 @@ class Hierarchical(autoregressive.Chained):
     root = inner.length - 1
     positions = root[:, None] + tree_lib.depths(mask)
     held = collected.held
-    filled = jnp.arange(held.slots)[None] < held.length[:, None]
-    seen = jnp.concatenate([jnp.broadcast_to(filled[:, None], (*tree.tokens.shape, held.slots)), mask], axis=2)
-    out = self.middle.forward(tree.tokens, positions, seen, committed, before=_in_flight(held))
+    filled = jnp.arange(held.block.nodes)[None] < held.length[:, None]
+    seen = jnp.concatenate([jnp.broadcast_to(filled[:, None], (*tree.tokens.shape, filled.shape[1])), mask], axis=2)
+    out = self.middle.forward(tree.tokens, positions, seen, committed, before=held.block)
     prefixes = processors.Prefixes(tokens=inner.tokens, length=inner.length, start=inner.start, eos=inner.rules.eos,
                                    begin=inner.inputs, path_tokens=tree.tokens, mask=mask)
     logits = processors.adjust(self.middle.logits(out.hidden), inner.params, prefixes)
@@ -254,14 +273,6 @@ class _NoCache:
 
   def __getattr__(self, name):
     raise ValueError(_NO_LAYERS)
-
-
-def _in_flight(held):
-  return cache_lib.InFlight(keys=held.keys, values=held.values)
-
-
-def _emptied(held):
-  return held.replace(length=jnp.zeros_like(held.length))
 
 
 def _accepted(seen):

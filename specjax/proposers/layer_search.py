@@ -60,11 +60,12 @@ def search(target, prompts: list[list[int]], budget: int, rounds: int, *, num_to
     seed: of the local search. progress: whether to show a bar.
 
   Raises:
-    ValueError: for a target with fewer than two layers, or with an encoder, a budget below N, no round, a `most` out of
-      range, or text that ends before the first draft does.
+    ValueError: for a target with fewer than two layers, with an encoder or a recurrent state, a budget below N, no
+      round, a `most` out of range, or text that ends before the first draft does.
   """
   layers = base.layers_of(target, "layer skipping")
   models.decoder_only(target, "the search for layers")
+  models.attends(target, "the search for layers")
   if layers < 2:
     raise ValueError(f"the target has {layers} layer; to skip one it needs two or more")
   if not 1 <= num_tokens <= budget or rounds < 1:

@@ -9,8 +9,6 @@ Letters: B batch rows, S entries of the text, M = N - 1 masks, E width.
 import jax
 import jax.numpy as jnp
 
-from specjax import cache as cache_lib
-
 
 def layout(start: jax.Array, count: jax.Array, size: int, masks: int) -> tuple[jax.Array, jax.Array]:
   """Positions i32[B, S + M] and who sees whom, bool[B, S + M, S + M], of S = `size` entries of which each row knows the
@@ -30,8 +28,3 @@ def depths(hidden: jax.Array, count: jax.Array, masks: int) -> jax.Array:
   size = hidden.shape[1] - masks
   anchor = jnp.take_along_axis(hidden[:, :size], jnp.clip(count - 1, 0, size - 1)[:, None, None], axis=1)
   return jnp.concatenate([anchor, hidden[:, size:]], axis=1)
-
-
-def entries(block: cache_lib.InFlight, size: int) -> cache_lib.InFlight:
-  """The first `size` nodes of a block: what of the pass is kept."""
-  return cache_lib.InFlight(tuple(x[..., :size] for x in block.keys), tuple(x[..., :size, :] for x in block.values))

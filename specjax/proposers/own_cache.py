@@ -20,8 +20,8 @@ _LAST = (1, 4, 16)     # tokens of the last pass: the smallest that is enough
 @struct.dataclass
 class OwnCache:
   """A drafter's cache and the nodes of its latest draft that it has run over."""
-  cache: cache_lib.KVCache   # committed tokens, of each row as many as it was fed
-  block: cache_lib.InFlight  # of N nodes
+  cache: cache_lib.Cache   # committed tokens, of each row as many as it was fed
+  block: cache_lib.Block     # of N nodes
   slots: jax.Array           # i32[B, T]; where in the block each node of the tree stands, -1 for one that never was fed
 
   def accept(self, committed: base.Committed) -> "OwnCache":
@@ -44,8 +44,8 @@ def empty(model, batch: int, capacity: int, slots: int, nodes: int) -> OwnCache:
   return OwnCache(cache=cache, block=cache.empty_block(max(slots, 1)), slots=jnp.full((batch, nodes), -1, jnp.int32))
 
 
-def catch_up(model, cache: cache_lib.KVCache, context: base.Context,
-             wanted: jax.Array) -> tuple[cache_lib.KVCache, jax.Array]:
+def catch_up(model, cache: cache_lib.Cache, context: base.Context,
+             wanted: jax.Array) -> tuple[cache_lib.Cache, jax.Array]:
   """Feeds all known tokens, the pending one included, to the rows that are `wanted` bool[B].
 
   Returns:
@@ -61,7 +61,7 @@ def catch_up(model, cache: cache_lib.KVCache, context: base.Context,
   return feed(run, lambda hidden: model.logits(hidden)[:, 0], cache, context.length, wanted)
 
 
-def feed(run, read, cache: cache_lib.KVCache, known: jax.Array, wanted: jax.Array, *, finish=None):
+def feed(run, read, cache: cache_lib.Cache, known: jax.Array, wanted: jax.Array, *, finish=None):
   """Feeds a drafter whatever its cache lacks of `known` i32[B] entries, in chunks, for the rows that are `wanted`.
 
   Args:
@@ -91,9 +91,7 @@ def feed(run, read, cache: cache_lib.KVCache, known: jax.Array, wanted: jax.Arra
   def last(size):
     def turn():
       new, asked = (finish or run_and_read)(cache, size, count)
-      block = jax.tree.map(lambda empty, new: jax.lax.dynamic_update_slice(empty, new.astype(empty.dtype), (0,) * 4),
-                           cache.empty_block(_LAST[-1]), new)
-      return block, asked
+      return cache.empty_block(_LAST[-1]).put(new, jnp.int32(0)), asked
     return turn
 
   shape = jax.eval_shape(last(1))[1]
@@ -114,7 +112,7 @@ def _encode(model, cache, context, wanted):
   return jax.lax.while_loop(lambda carry: carry[1], encode, (cache, unread))[0]
 
 
-def advance(model, cache: cache_lib.KVCache, length: jax.Array, nodes: int, *, ids=lambda token: token,
+def advance(model, cache: cache_lib.Cache, length: jax.Array, nodes: int, *, ids=lambda token: token,
             head=lambda logits: logits):
   """The `advance` of `autoregressive.draft_chain` for a model behind `length` i32[B] tokens that its cache holds, with a
   block of `nodes`: drafted token i goes into place i.

@@ -27,7 +27,7 @@ from specjax.proposers import parallel
 @struct.dataclass
 class State:
   """Of a batch."""
-  cache: cache_lib.KVCache  # of the draft model; committed tokens
+  cache: cache_lib.Cache  # of the draft model; committed tokens
   length: Any               # of the length rule
 
 
@@ -96,7 +96,7 @@ class Pard(parallel.ChainOrTree):
     def finish(cache, size, count):
       out = forward(cache, size, count, masks)
       logits = model.logits(masked_pass.depths(out.hidden, count, masks))
-      return masked_pass.entries(out.in_flight, size), self.laws(logits)
+      return out.in_flight.narrow(size), self.laws(logits)
 
     committed, made = own_cache.feed(run, None, state.cache, context.length, most > 0, finish=finish)
     tree = self.drafted(made, None, context, keys, most, state.length, target.vocab_size)

@@ -87,7 +87,7 @@ class PEagle(eagle.Headed, parallel.ChainOrTree):
       logits = head.logits(masked_pass.depths(hidden, count, masks))
       if head.ids is None:
         logits = logits[..., :target.vocab_size]  # without rows of the vocabulary that only fill it up
-      return masked_pass.entries(block, size), self.laws(logits)
+      return block.narrow(size), self.laws(logits)
 
     committed, made = own_cache.feed(run, None, state.cache, context.length - 1, most > 0, finish=finish)
     tree = self.drafted(made, head.ids, context, keys, most, state.length, target.vocab_size)

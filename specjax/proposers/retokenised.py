@@ -38,7 +38,7 @@ from specjax.proposers import own_cache
 @struct.dataclass
 class State:
   """Of a batch. Of `ids`, as many as the cache is long stand in it: the known text, then what was drafted last."""
-  cache: cache_lib.KVCache  # the drafter's
+  cache: cache_lib.Cache  # the drafter's
   ids: jax.Array            # i32[B, S]; in the drafter's ids
   known: jax.Array          # i32[B]; of them the known text's
   read: jax.Array           # i32[B]; tokens of the target that those stand for
@@ -234,7 +234,7 @@ class _Drafted:
   tokens: jax.Array  # i32[B, N]; the drafter's
   count: jax.Array   # i32[B]
   fed: jax.Array     # i32[B]; how many of them stand in the cache
-  cache: cache_lib.KVCache
+  cache: cache_lib.Cache
 
 
 @jax.jit

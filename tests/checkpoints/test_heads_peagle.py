@@ -39,7 +39,7 @@ def test_forward_is_the_published_one():
   hidden, _, made = head.forward(*into, positions, seen, cache)
   found = head.logits(masked_pass.depths(hidden, jnp.array([2]), 3))
   np.testing.assert_allclose(found[0], given["logits"], atol=1e-4)
-  assert masked_pass.entries(made, 4).keys[1].shape[3] == 4
+  assert made.narrow(4).keys[1].shape[3] == 4
 
 
 def test_what_the_configuration_says():
