@@ -181,9 +181,10 @@ def test_a_conversation_needs_a_template_and_a_decoder(speaker):
     specjax.Conversation(target, proposers.Plain(), letters(None))
 
 
-def test_a_ring_goes_on_too():
-  """Windows of 8 tokens: what has left a ring is not needed, and nothing is taken back."""
-  target, _ = specjax.load(str(pathlib.Path(__file__).parent / "fixtures" / "families" / "mistral"))
+@pytest.mark.parametrize("folder", ["families/mistral", "recurrent/mamba2"])
+def test_rings_and_states_go_on_too(folder):
+  """Windows of 8 tokens, and a recurrent state: what is not in them is not needed, and nothing is taken back."""
+  target, _ = specjax.load(str(pathlib.Path(__file__).parent / "fixtures" / folder))
   first = drivers.generate(target, proposers.NGram(min_ngram=1, num_tokens=3), [[5, 6, 7] * 4], max_new_tokens=14,
                            eos_ids=(), keep=True)
   prompt = [5, 6, 7] * 4 + first.token_ids[0] + [9, 8, 7]
