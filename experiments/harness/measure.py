@@ -157,9 +157,11 @@ def _measure_batch(plan, memory, batch, index, report):
     for repeat in range(plan.repeats):
       shift = (index + repeat) % len(names)
       for name in names[shift:] + names[:shift]:
-        result = _timed(plan, memory[name, repeat], prompts, seeds, keep=turn + 1 < turns,
-                        kept=going_on.pop((name, repeat), (None,))[0])
-        kept[name, repeat] = result.kept, [prompt + ids for prompt, ids in zip(prompts, result.token_ids)]
+        # Repeats write one text, so the first one's state serves all of them: caches are large.
+        result = _timed(plan, memory[name, repeat], prompts, seeds, keep=turn + 1 < turns and repeat == 0,
+                        kept=going_on.get(name, (None,))[0])
+        if repeat == 0:
+          kept[name] = result.kept, [prompt + ids for prompt, ids in zip(prompts, result.token_ids)]
         # Of a conversation the outputs of all turns and the last turn's state: the others began from the same memory.
         outputs = learnt.get((name, repeat), (None, []))[1]
         learnt[name, repeat] = result.proposer_state, outputs + result.token_ids

@@ -176,8 +176,8 @@ def test_every_arm_continues_the_same_conversation(monkeypatch, tokenizer, names
 
 @pytest.mark.parametrize("different", [False, True])
 def test_a_turn_goes_on_behind_the_last_one_if_all_methods_can(monkeypatch, tokenizer, different):
-  """States are kept for as long as there are turns. The fake's outputs are all different, as if sampled, unless told to
-  be one: then every arm is given its own state of the turn before."""
+  """A state a method is kept for as long as there are turns. The fake's outputs are all different, as if sampled, unless
+  told to be one: then every run of a method is given its state of the turn before."""
   driver = Driver(monkeypatch)
   if not different:
     def alike(*args, **kwargs):
@@ -186,13 +186,13 @@ def test_a_turn_goes_on_behind_the_last_one_if_all_methods_can(monkeypatch, toke
 
     monkeypatch.setattr(measure.drivers, "generate", alike)
   run(make_plan(tokenizer, [request("z"), request("a", "one", "two", "three")], repeats=2))
-  assert [call["keep"] for call in driver.calls] == [False] * 4 + [True] * 8 + [False] * 4
+  # Calls of a turn: both methods, and both again in the other order.
+  assert [call["keep"] for call in driver.calls] == [False] * 4 + [True, True, False, False] * 2 + [False] * 4
   kept = [None if call["kept"] is None else int(call["kept"]) for call in driver.calls]
   assert kept[:8] == [None] * 8
-  place = lambda index: (driver.arms[index], driver.arms[4 * (index // 4):index].count(driver.arms[index]))
   for index in range(8, 16):
     turn = 4 * (index // 4)
-    own = next(i for i in range(turn - 4, turn) if place(i) == place(index))  # the same method and repeat
+    own = next(i for i in (turn - 4, turn - 3) if driver.arms[i] == driver.arms[index])
     assert kept[index] == (None if different else 30 + own + 1)
 
 
