@@ -235,13 +235,29 @@ def test_config_and_environment(main, arguments):
   assert {"jax", "jaxlib", "numpy"} <= set(environment["packages"])
 
 
+def test_a_later_turn_runs_only_what_is_new(main):
+  """Greedy, all methods have one text: each goes on behind its own cache, and only the last token is run again."""
+  records, found = lines(main[1]), []
+  for (name, turn, repeat, method), record in records.items():
+    wanted = 0
+    if turn:
+      before = records[name, turn - 1, repeat, method]
+      known = before["prompt_ids"] + before["token_ids"]
+      wanted = len(known) - 1 if record["prompt_ids"][:len(known)] == known else 0
+    assert record["reused_tokens"] == wanted
+    found.append(wanted)
+  assert max(found) > 0
+  group = next(g for g in load(main[1], "summary.json")["groups"] if (g["method"], g["category"]) == ("plain", "all"))
+  assert group["reused_tokens"] == sum(r["reused_tokens"] for key, r in records.items() if key[2:] == (0, "plain"))
+
+
 def test_the_report_shows_the_run(main):
   page = (main[1] / "report.html").read_text(encoding="utf-8")
   assert all(name in page for name in ("chat-1", "ngram", "code"))
 
 
-@pytest.mark.parametrize("name", ["sampled", "coupled", "lossy", "batch", "one method", "experts", "windows", "raw", "whole",
-                                  "cut", "overwrite"])
+@pytest.mark.parametrize("name", ["sampled", "coupled", "lossy", "batch", "one method", "experts", "windows", "raw",
+                                  "whole", "cut", "overwrite"])
 def test_other_runs_end_well(more, name):
   end, folder = more[name]
   assert end.code == 0, end.err
