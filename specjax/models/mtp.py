@@ -8,9 +8,9 @@ SGLang with the modules of Qwen3-Next, Qwen3.5 and MiMo.
 
 Whether a hidden state is read before or behind a final norm has been got wrong by many engines, which costs accepted
 tokens and nothing else. That of the target is read behind its norm in the code of FastMTP and of vLLM, and in llama.cpp
-since its pull request 24025; the module's own behind its own (vLLM's pull request 47448). So it is here. DeepSeek's D modules for D depths are
-one here, D = 1, which its published models have. vLLM has the embedding of a text's second token be zero in DeepSeek's
-and MiMo's modules; the models' own code has not, and neither has this.
+since its pull request 24025; the module's own behind its own (vLLM's pull request 47448). So it is here. DeepSeek's D
+modules for D depths are one here, D = 1, which its published models have. vLLM has the embedding of a text's second
+token be zero in DeepSeek's and MiMo's modules; the models' own code has not, and neither has this.
 
 Letters: B batch rows, T entries, E width of module and target, H query heads, C head width, U draft ids, V target
 vocabulary.

@@ -160,8 +160,8 @@ def no_encoder(drafter: models.Target, method: str) -> None:
 def layers_of(target: models.Target, method: str) -> int:
   """How many layers a target has. Raises ValueError for one without: it cannot be run in part."""
   if not hasattr(target, "keep"):
-    raise ValueError(f"{method} runs or reads some layers of the target, and {type(target).__name__} has none to choose from; use "
-                     "a decoder")
+    raise ValueError(f"{method} runs or reads some layers of the target, and {type(target).__name__} has none to choose "
+                     "from; use a decoder")
   return target.config.layers
 
 

@@ -272,8 +272,8 @@ def _logits(head, target, shared, hidden):
 
 
 def _catch_up(head, target, state, context, wanted, read):
-  """Of a context behind an encoder's inputs, feeds all entries of true features, the last being that before the pending token: the cache, and of that entry what
-  `read` makes of its hidden state f[B, 1, E], and the feature that recurs f[B, 1, E].
+  """Feeds all entries of true features, the last being that before the pending token: the cache, and of that entry what
+  `read` makes of its hidden state f[B, 1, E], and the feature that recurs f[B, 1, E]. `context` is the decoder's own.
 
   The product with a vocabulary stands in `read`, where no row drafts nothing of it is computed.
   """

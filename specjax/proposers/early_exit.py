@@ -83,8 +83,8 @@ class EarlyExit(autoregressive.Chained):
                                        self.length, state)
     last = jnp.maximum(chain.steps - 1, 0)
     # Unless the last turn drafted nothing, the last token has not been through them yet.
-    resume = jax.lax.cond((chain.steps > 0) & (jnp.max(chain.count) == chain.steps), lambda: feed(chain.tokens[:, last], last + 1, chain.extra)[1],
-                          lambda: chain.extra)
+    resume = jax.lax.cond((chain.steps > 0) & (jnp.max(chain.count) == chain.steps),
+                          lambda: feed(chain.tokens[:, last], last + 1, chain.extra)[1], lambda: chain.extra)
     return chain.tree(context.pending).replace(resume=resume), state
 
   def observe(self, target, state, committed):

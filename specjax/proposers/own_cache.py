@@ -128,8 +128,8 @@ def advance(model, cache: cache_lib.Cache, length: jax.Array, nodes: int, *, ids
 
 
 def commit(cache, block, count):
-  """`cache.commit` of `count` i32[B] nodes, or nothing at all where no row writes: a loop of at most one turn works in place, a branch would
-  copy the cache."""
+  """`cache.commit` of `count` i32[B] nodes, or nothing at all where no row writes: a loop of at most one turn works in
+  place, a branch would copy the cache."""
   write = lambda carry: (carry[0].commit(block, count), False)
   return jax.lax.while_loop(lambda carry: carry[1], write, (cache, (count > 0).any()))[0]
 

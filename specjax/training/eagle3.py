@@ -39,11 +39,12 @@ def init(target, ids: np.ndarray, features: tuple[int, ...], key: jax.Array) -> 
   """A head that starts from the target: its last layer, final norm and head rows; the last feature passes as it is.
 
   Args:
-    target: a `models.decoder.Decoder` or `models.encoder_decoder.EncoderDecoder`. ids: i32[U], ascending, or all of them. features: layers, the deepest last.
+    target: a `models.decoder.Decoder` or `models.encoder_decoder.EncoderDecoder`.
+    ids: i32[U], ascending, or all of them. features: layers, the deepest last.
   """
   c, w = target.config, target.weights
-  config = eagle3.Eagle3Config(shape=starting_layers.shape(target), target_width=c.width, features=features, vocab_size=c.num_tokens,
-                               draft_vocab=len(ids), max_context=c.max_context)
+  config = eagle3.Eagle3Config(shape=starting_layers.shape(target), target_width=c.width, features=features,
+                               vocab_size=c.num_tokens, draft_vocab=len(ids), max_context=c.max_context)
   last, = starting_layers.last(target)
   noise = lambda key, rows, columns: 0.02 * jax.random.normal(key, (rows, columns), last.qkv.dtype)
   first, second = jax.random.split(key)
@@ -53,8 +54,9 @@ def init(target, ids: np.ndarray, features: tuple[int, ...], key: jax.Array) -> 
       qkv=jnp.concatenate([noise(second, *last.qkv.shape), last.qkv], axis=1), attention_out=last.attention_out,
       mlp_norm=last.mlp_norm, gate_up=last.gate_up, down=last.down)
   # The embedding's own size differs from model to model; behind the norm it is 1 a component.
-  return eagle3.Eagle3Head(fuse=fuse, token_norm=jnp.ones_like(last.attention_norm), feature_norm=last.attention_norm,
-                           layer=layer, norm=jnp.ones_like(last.attention_norm) if w.final_norm is None else w.final_norm,
+  ones = jnp.ones_like(last.attention_norm)
+  return eagle3.Eagle3Head(fuse=fuse, token_norm=ones, feature_norm=last.attention_norm, layer=layer,
+                           norm=ones if w.final_norm is None else w.final_norm,
                            head=shifts.head_rows(target, ids),
                            ids=None if len(ids) == c.num_tokens else jnp.asarray(ids, jnp.int32), config=config)
 
