@@ -14,7 +14,7 @@ def load(name: str, *, dtype=None):
     dtype: of the weights; float32 on a CPU and bfloat16 on an accelerator by default.
 
   Returns:
-    (target, tokenizer): a `models.decoder.Decoder`, or a `models.encoder_decoder.EncoderDecoder` for T5 and its kin,
+    (target, tokenizer): a `models.decoder.Decoder`, or a `models.encoder_decoder.EncoderDecoder` for T5, BART and kin,
     and a `checkpoints.Tokenizer`.
 
   Raises:

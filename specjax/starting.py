@@ -210,8 +210,15 @@ def _check(target, prompts, budget, written):
                        f"ids of this target are 0 to {target.vocab_size - 1}")
     if new < 1:
       raise ValueError(f"max_new_tokens={int(new)} in row {row}: it must be 1 or more")
-    size = prompt.size + len(models.opening(target)) + len(more)
-    if size + new > target.max_context:
+    if models.encodes(target) and prompt.size > target.max_inputs:
+      raise ValueError(f"prompt {row} has {prompt.size} tokens, and the target's encoder reads at most "
+                       f"{target.max_inputs}; shorten it")
+    size, room = prompt.size + len(models.opening(target)) + len(more), models.room(target, prompt.size, len(more))
+    if new > room and size + new <= target.max_context:
+      begun = size - prompt.size
+      raise ValueError(f"max_new_tokens={int(new)} in row {row}: the target's decoder holds at most "
+                       f"{target.max_outputs} tokens and begins with {begun}; lower it to {max(room, 0)}")
+    if new > room:
       raise ValueError(f"prompt {row} has {size} tokens and max_new_tokens={int(new)}, together more than the "
                        f"target's context of {target.max_context}; shorten the prompt or lower max_new_tokens to "
-                       f"{max(target.max_context - size, 0)}")
+                       f"{max(room, 0)}")

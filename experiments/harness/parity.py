@@ -88,8 +88,8 @@ def against_live(name: str, peer, target, prompts, new_tokens: int, proposers, p
   errors = {"whole": 0.0, "chunks": 0.0}
   row = Row(name, target.config.family, errors, 0, 0)
   for prompt in progress(prompts):
-    wanted = peer.generate(prompt, new_tokens)
     opening = list(base.opening(target))
+    wanted = peer.generate(prompt, new_tokens, len(opening))
     before, read = (opening, [prompt]) if opening else (prompt, None)  # what the decoder reads in front of its output
     text = np.asarray([[*before, *wanted]], np.int32)
     theirs = peer.logits(text[0].tolist(), prompt if opening else None)
@@ -143,7 +143,8 @@ def _chunk(target, tokens, cache):
 
 def _error(got, wanted) -> float:
   wanted = wanted[..., :got.shape[-1]]
-  return float(np.abs(got - wanted).max() / np.abs(wanted).max())
+  wanted = np.where(got == -np.inf, 0, wanted)  # ids that are never emitted: Transformers leaves them out when it draws
+  return float(np.abs(np.where(got == -np.inf, 0, got) - wanted).max() / np.abs(wanted).max())
 
 
 def _count(row, text, wanted, gap):
@@ -163,6 +164,7 @@ class Peer:
 
   def __init__(self, model, torch):
     self._model, self._torch = model, torch
+    model.generation_config.forced_eos_token_id = None  # it would end every text that is cut at its greatest length
 
   def logits(self, text, inputs=None) -> np.ndarray:
     """f32[P, V] of one text; of a model with an encoder, which reads `inputs`, the decoder's."""
@@ -172,10 +174,11 @@ class Peer:
     with self._torch.inference_mode():
       return self._model(**given).logits[0].float().numpy()
 
-  def generate(self, prompt, new_tokens: int) -> list[int]:
-    """Greedy text behind a prompt, up to and including what ends it."""
+  def generate(self, prompt, new_tokens: int, begun: int = 0) -> list[int]:
+    """Greedy text behind a prompt, up to and including what ends it; `begun` is how many tokens the decoder of a model
+    with an encoder begins with."""
     ids = self._torch.tensor([prompt])
     with self._torch.inference_mode():
       out = self._model.generate(ids, attention_mask=self._torch.ones_like(ids), do_sample=False,
-                                 max_new_tokens=new_tokens)
-    return out[0, 1 if self._model.config.is_encoder_decoder else len(prompt):].tolist()
+                                 max_new_tokens=new_tokens + max(begun - 1, 0))
+    return out[0, begun or len(prompt):].tolist()

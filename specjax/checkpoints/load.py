@@ -5,6 +5,7 @@ import pathlib
 import jax
 import jax.numpy as jnp
 
+from specjax.checkpoints import bart
 from specjax.checkpoints import gguf
 from specjax.checkpoints import safetensors
 from specjax.checkpoints import t5
@@ -38,8 +39,8 @@ def load(name: str | pathlib.Path, *, dtype=None) -> tuple[
   # The tokenizer first: it is quick to read and quick to refuse.
   if path.is_dir():
     tokenizer = Tokenizer.from_folder(path)
-    read = t5.read_folder if t5.is_family(path) else safetensors.read_folder
-    config, weights = read(path, dtype)
+    reader = next((reader for reader in (t5, bart) if reader.is_family(path)), safetensors)
+    config, weights = reader.read_folder(path, dtype)
   else:
     header = read_header(path)
     tokenizer = Tokenizer.from_gguf(header)

@@ -69,14 +69,20 @@ class Target(Protocol):
     """
 
   def logits(self, hidden: jax.Array) -> jax.Array:
-    """f32[B, T, V] from f[B, T, E]."""
-
-
+    """f32[B, T, V] from f[B, T, E]; an id that is never emitted has -inf."""
 
 
 class EncodingTarget(Target, Protocol):
   """A target with an encoder. Its text is the encoder's inputs, the `opening` and the output; positions and
   `cache.length` count all of them."""
+
+  @property
+  def max_inputs(self) -> int:
+    """Greatest number of the encoder's inputs."""
+
+  @property
+  def max_outputs(self) -> int:
+    """Greatest number of the decoder's tokens, opening and output together."""
 
   @property
   def opening(self) -> tuple[int, ...]:
@@ -103,6 +109,16 @@ def encodes(target) -> bool:
 def opening(target) -> tuple[int, ...]:
   """The ids between prompt and output: none, or what a decoder behind an encoder begins with."""
   return target.opening if encodes(target) else ()
+
+
+def room(target, prompt: int, written: int = 0) -> int:
+  """The greatest number of new tokens behind a prompt of so many tokens, of whose output so many have been written;
+  below 1 if there is none."""
+  begun = len(opening(target)) + written
+  left = target.max_context - prompt - begun
+  if not encodes(target):
+    return left
+  return min(left, target.max_outputs - begun) if prompt <= target.max_inputs else 0
 
 
 def decoder_only(target, method: str) -> None:
