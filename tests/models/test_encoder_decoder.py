@@ -1,4 +1,4 @@
-"""T5, BART, mBART and Marian beside Transformers: the encoder runs once, and neither padding nor drafts change anything.
+"""T5, BART, mBART and Marian beside Transformers: the encoder runs once; neither padding nor drafts change anything.
 
 Inputs are 80, 17 and 41 tokens, more than the distances that T5's own buckets tell apart. BART's decoder begins with
 two tokens, mBART's with a language, and Marian never writes the token that its decoder begins with.
