@@ -62,7 +62,8 @@ def _live(name, known):
     requests = workloads.read_workload(workloads.BUNDLED)[::2][:_PROMPTS.value]
     prompts = [_prompt(tokenizer, request.turns[0])[-600:] for request in requests]
   proposers = {"plain": specjax.proposers.Plain(), "ngram": specjax.proposers.NGram()}
-  new = min(settings.MAX_NEW_TOKENS.value, base.room(target, max(map(len, prompts))))
+  new = min(settings.MAX_NEW_TOKENS.value, base.room(
+      target, max(map(len, prompts)) if base.sound(target) is None else target.max_inputs))
   return parity.against_live(name if name in known else path.stem, peer, target, prompts, new, proposers,
                              lambda items: tqdm.tqdm(items, desc=f"{name}", unit="prompt", leave=False))
 

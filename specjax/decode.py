@@ -172,9 +172,11 @@ def commit(target, proposer, state: DecodeState, outcome: Outcome) -> DecodeStat
                                          width_index=outcome.width_index, beyond=beyond, loads=outcome.loads))
 
 
-def encode(target, state: DecodeState, inputs: jax.Array) -> DecodeState:
-  """Reads the first `inputs` i32[B] tokens of every row with the target's encoder, once, before any other pass."""
-  return state.replace(cache=target.encode(state.cache, state.tokens[:, :state.cache.cross.slots], inputs))
+def encode(target, state: DecodeState, inputs: jax.Array, sound: jax.Array | None = None) -> DecodeState:
+  """Reads the first `inputs` i32[B] tokens of every row with the target's encoder, once, before any other pass; or
+  `sound` f[B, M, F] in their place."""
+  read = state.tokens[:, :state.cache.cross.slots] if sound is None else sound
+  return state.replace(cache=target.encode(state.cache, read, inputs))
 
 
 def prefill_chunk(target, proposer, state: DecodeState, mask: jax.Array) -> DecodeState:

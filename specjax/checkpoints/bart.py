@@ -14,7 +14,6 @@ as the model wrote it. Nor are beams, length penalties and other ways of searchi
 
 Letters: V vocabulary, E model width, M feed-forward width, P positions.
 """
-import dataclasses
 import pathlib
 
 import jax.numpy as jnp

@@ -102,8 +102,8 @@ def read_config(settings: Settings, eos_ids: tuple[int, ...]) -> DecoderConfig:
   """
   family = settings.get("model_type")
   if family not in FAMILIES:
-    raise settings.error("model_type", f"supported are {', '.join(FAMILIES)}, and with an encoder t5, mt5, bart, mbart "
-                         "and marian")
+    raise settings.error("model_type", f"supported are {', '.join(FAMILIES)}, and with an encoder t5, mt5, bart, "
+                         "mbart, marian and whisper")
   settings.require(_NEUTRAL if FAMILIES[family].stacked else _NEUTRAL | _NO_EXPERTS)
   values = FAMILIES[family].read(settings)
   try:

@@ -9,6 +9,7 @@ from specjax.checkpoints import bart
 from specjax.checkpoints import gguf
 from specjax.checkpoints import safetensors
 from specjax.checkpoints import t5
+from specjax.checkpoints import whisper
 from specjax.checkpoints.errors import CheckpointError
 from specjax.checkpoints.gguf_header import read_header
 from specjax.checkpoints.registry import resolve
@@ -39,7 +40,7 @@ def load(name: str | pathlib.Path, *, dtype=None) -> tuple[
   # The tokenizer first: it is quick to read and quick to refuse.
   if path.is_dir():
     tokenizer = Tokenizer.from_folder(path)
-    reader = next((reader for reader in (t5, bart) if reader.is_family(path)), safetensors)
+    reader = next((reader for reader in (t5, bart, whisper) if reader.is_family(path)), safetensors)
     config, weights = reader.read_folder(path, dtype)
   else:
     header = read_header(path)

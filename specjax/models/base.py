@@ -81,6 +81,10 @@ class EncodingTarget(Target, Protocol):
     """Greatest number of the encoder's inputs."""
 
   @property
+  def sound(self) -> tuple[int, int] | None:
+    """(M, F) of an encoder that reads sound, f[M, F] in place of ids; None for one that reads ids."""
+
+  @property
   def max_outputs(self) -> int:
     """Greatest number of the decoder's tokens, opening and output together."""
 
@@ -97,13 +101,18 @@ class EncodingTarget(Target, Protocol):
 
     Args:
       cache: nothing has been committed in it.
-      tokens: i32[B, P]. inputs: i32[B], how many of them are real; those behind change nothing.
+      tokens: i32[B, P], or sound f[B, M, F]. inputs: i32[B], how many of them are real; those behind change nothing.
     """
 
 
 def encodes(target) -> bool:
   """Whether a target has an encoder, which reads its prompts."""
   return hasattr(target, "encode")
+
+
+def sound(target) -> tuple[int, int] | None:
+  """(M, F) of a target whose prompts are sound, f[M, F] each; None where they are ids."""
+  return target.sound if encodes(target) else None
 
 
 def opening(target) -> tuple[int, ...]:

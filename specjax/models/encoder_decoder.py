@@ -1,10 +1,11 @@
 """An encoder-decoder target with parts chosen by configuration: T5, T5 v1.1 and mT5 (arXiv 1910.10683, 2010.11934),
-BART (1910.13461), mBART (2001.08210) and Marian's translators (1804.00344).
+BART (1910.13461), mBART (2001.08210), Marian's translators (1804.00344) and Whisper (2212.04356).
 
 A request's text is the encoder's inputs, the decoder's opening and the output, in one row: proposers that look text up
 search the inputs too, and a decoder-only drafter reads them as its prompt. The encoder runs once, in `encode`, which
 stands for the prefill; the decoder's layers then hold keys and values of its outputs in `cache.Cross`, for good. What
-the decoder itself commits is as in any other target, at positions behind the inputs.
+the decoder itself commits is as in any other target, at positions behind the inputs. Whisper's encoder reads sound:
+its inputs have no ids, and a row's text has -1 in their places.
 
 Positions are `relative`, so that only distances count, or rows of a table; the decoder's begin at its opening. Inside,
 activations are columns f[E, B * T], one a token: see `layers`.
@@ -58,6 +59,11 @@ class EncoderDecoder:
     return self.config.max_outputs
 
   @property
+  def sound(self) -> tuple[int, int] | None:
+    """See `base.EncodingTarget.sound`."""
+    return (self.config.mels, 2 * self.config.max_inputs) if self.config.mels else None
+
+  @property
   def opening(self) -> tuple[int, ...]:
     """See `base.EncodingTarget.opening`."""
     return self.config.opening
@@ -98,10 +104,14 @@ class EncoderDecoder:
   def encode(self, cache: cache_lib.KVCache, tokens: jax.Array, inputs: jax.Array) -> cache_lib.KVCache:
     """See `base.EncodingTarget.encode`."""
     chex.assert_equal_shape([cache.length, inputs])
-    c, w, (batch, size) = self.config, self.weights, tokens.shape
+    c, w, batch = self.config, self.weights, tokens.shape[0]
+    size = c.max_inputs if c.mels else tokens.shape[1]
     with jax.named_scope("encoder"):
       place = jnp.arange(size, dtype=jnp.int32)[None]
-      x = _embed(c, w.embedding, tokens, w.encoder_positions, jnp.broadcast_to(place, tokens.shape))
+      if c.mels:
+        x = _heard(w, tokens)
+      else:
+        x = _embed(c, w.embedding, tokens, w.encoder_positions, jnp.broadcast_to(place, tokens.shape))
       x = _norm(c, x, w.encoder_embedding_norm, w.encoder_embedding_norm_bias)
       visible = place < inputs[:, None]
       bias = None if w.encoder_bias is None else relative.both_ways(w.encoder_bias, size, c.max_distance)
@@ -175,6 +185,19 @@ def _embed(c, embedding, tokens, table, positions):
   if table is not None:
     x = x + jnp.take(table, positions.reshape(-1), axis=0, mode="clip")
   return x.T
+
+
+def _heard(w, mels):
+  """The encoder's residual stream f[E, B * P] of sound f[B, M, 2 * P]: two convolutions over three frames, the second
+  of which leaves out every other place, and the positions."""
+  x, batch = jnp.moveaxis(mels.astype(w.conv1.dtype), 1, 0), mels.shape[0]
+  for weight, bias, step in ((w.conv1, w.conv1_bias, 1), (w.conv2, w.conv2_bias, 2)):
+    frames = x.shape[2]
+    x = jnp.pad(x, ((0, 0), (0, 0), (1, 1)))
+    x = jnp.stack([x[:, :, i:i + frames:step] for i in range(3)], axis=1)
+    columns = layers.linear(weight.reshape(weight.shape[0], -1), x.reshape(weight.shape[1] * 3, -1), bias)
+    x = layers.activate(columns, "gelu").reshape(weight.shape[0], batch, -1)
+  return (x + w.encoder_positions.T[:, None]).reshape(x.shape[0], -1)
 
 
 def _norm(c, x, weight, bias):

@@ -30,6 +30,7 @@ class EncoderDecoderConfig:
     tied: the head is the embedding.
     scaled_head: what enters the head is multiplied by E ** -0.5 (T5, not T5 v1.1).
     banned_ids: ids that are never emitted, in ascending order.
+    mels: M of the sound that the encoder reads in place of tokens, f[M, 2 * max_inputs] (Whisper); 0 for tokens.
     max_inputs: greatest number of the encoder's inputs.
     max_outputs: greatest number of the decoder's tokens, its opening and the output.
     max_context: greatest number of tokens, inputs, opening and output together.
@@ -58,6 +59,7 @@ class EncoderDecoderConfig:
   tied: bool = True
   scaled_head: bool = False
   banned_ids: tuple[int, ...] = ()
+  mels: int = 0
   max_inputs: int = 1 << 16
   max_outputs: int = 1 << 16
   max_context: int = 1 << 16

@@ -35,6 +35,10 @@ class EncoderDecoderWeights:
   logits_bias: Optional[jax.Array] = None                  # f[V]
   encoder_bias: Optional[jax.Array] = None                 # f[buckets, H]; relative positions, of all encoder layers
   bias: Optional[jax.Array] = None                         # f[buckets, H]; of all the decoder's layers
+  conv1: Optional[jax.Array] = None                        # f[E, M, 3]; of an encoder that reads sound
+  conv1_bias: Optional[jax.Array] = None                   # f[E]
+  conv2: Optional[jax.Array] = None                        # f[E, E, 3]
+  conv2_bias: Optional[jax.Array] = None                   # f[E]
   encoder_positions: Optional[jax.Array] = None            # f[max_inputs, E]; added to the encoder's embeddings
   positions: Optional[jax.Array] = None                    # f[max_outputs, E]; to the decoder's
   encoder_embedding_norm: Optional[jax.Array] = None       # f[E]; of what enters the first layer

@@ -45,7 +45,7 @@ def edited(tmp_path):
     ("marian", {"share_encoder_decoder_embeddings": False}, "share_encoder_decoder_embeddings is False"),
     ("marian", {"decoder_vocab_size": 90}, "decoder_vocab_size is 90.*vocab_size=96"),
     ("marian", {"static_position_embeddings": False}, "static_position_embeddings is False"),
-    ("marian", {"model_type": "pegasus"}, "model_type is 'pegasus'.*bart, mbart and marian")])
+    ("marian", {"model_type": "pegasus"}, "model_type is 'pegasus'.*bart, mbart, marian")])
 def test_keys_that_are_refused(edited, name, change, named):
   with pytest.raises(CheckpointError, match=named):
     specjax.load(edited(name, change))
