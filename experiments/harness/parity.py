@@ -91,7 +91,8 @@ def against_live(name: str, peer, target, prompts, new_tokens: int, proposers, p
   row = Row(name, target.config.family, errors, 0, 0)
   for prompt in progress(prompts):
     opening = list(base.opening(target))
-    wanted = peer.generate(prompt, new_tokens, opening, getattr(target.config, "banned_ids", ()))
+    wanted = peer.generate(prompt, new_tokens, opening, getattr(target.config, "banned_ids", ()),
+                           base.banned_first(target))
     before, read = (opening, [prompt]) if opening else (prompt, None)  # what the decoder reads in front of its output
     text = np.asarray([[*before, *wanted]], np.int32)
     theirs = peer.logits(text[0].tolist(), prompt if opening else None)
@@ -181,16 +182,16 @@ class Peer:
     with self._torch.inference_mode():
       return self._model(**given).logits[0].float().numpy()
 
-  def generate(self, prompt, new_tokens: int, opening: list[int] = [], banned: tuple[int, ...] = ()) -> list[int]:
+  def generate(self, prompt, new_tokens: int, opening=(), banned=(), banned_first=()) -> list[int]:
     """Greedy text behind a prompt, up to and including what ends it. `opening` is what the decoder of a model with an
-    encoder begins with. Of sound the text is made from logits, without `banned` ids: Whisper's own `generate` looks for
-    languages and times."""
+    encoder begins with. Of sound the text is made from logits, without `banned` ids and with none of `banned_first` in
+    front: Whisper's own `generate` looks for languages and times."""
     begun = len(opening)
     if np.ndim(prompt) == 2:
       text = []
       while len(text) < new_tokens and text[-1:] != [self._model.config.eos_token_id]:
         logits = self.logits([*opening, *text], prompt)[-1]
-        logits[list(banned)] = -np.inf
+        logits[[*banned, *([] if text else banned_first)]] = -np.inf
         text.append(int(logits.argmax()))
       return text
     ids = self._torch.tensor([prompt])

@@ -5,9 +5,8 @@ and the folders published under openai and distil-whisper. Tensors are called as
 
 What the decoder begins with: the start token, and of models of many languages a language and a task, then the token
 that leaves out times. A folder is read as English that is transcribed; `opening` gives another choice. Differences
-from Transformers' `generate`: no language is detected, sound is at most 30 seconds, and `begin_suppress_tokens` (a
-blank or an end as the first token) is not applied; `SamplingParams(min_new_tokens=1)` keeps an end from coming first.
-`suppress_tokens` are never emitted.
+from Transformers' `generate`: no language is detected, and sound is at most 30 seconds. `suppress_tokens` are never
+emitted, and `begin_suppress_tokens` not as the first of an output.
 """
 import pathlib
 
@@ -108,16 +107,18 @@ def _config(folder, s) -> EncoderDecoderConfig:
   if width % heads:
     raise s.error("encoder_attention_heads", f"d_model={width} must be a multiple of it")
   inputs, outputs = s.count("max_source_positions"), s.count("max_target_positions")
-  banned = generation.get("suppress_tokens") or []
-  if not isinstance(banned, list) or not all(type(index) is int for index in banned):
-    raise generation.error("suppress_tokens", "a list of ids is expected")
+  banned = {key: generation.get(key) or [] for key in ("suppress_tokens", "begin_suppress_tokens")}
+  for key, ids in banned.items():
+    if not isinstance(ids, list) or not all(type(index) is int for index in ids):
+      raise generation.error(key, "a list of ids is expected")
   try:
     return EncoderDecoderConfig(
         vocab_size=vocab_size, num_tokens=vocab_size, width=width, layers=s.count("decoder_layers"),
         encoder_layers=s.count("encoder_layers"), heads=heads, head_width=width // heads,
         mlp_width=s.count("encoder_ffn_dim"), norm_eps=_EPSILON, opening=_opening(generation, s),
         eos_ids=folder_vocabulary.eos_ids(folder), positions="table", norm="layer", activation="gelu",
-        scaled_queries=True, banned_ids=tuple(sorted(set(banned))), max_inputs=inputs, max_outputs=outputs,
+        scaled_queries=True, banned_ids=tuple(sorted(set(banned["suppress_tokens"]))),
+        banned_first=tuple(sorted(set(banned["begin_suppress_tokens"]))), max_inputs=inputs, max_outputs=outputs,
         max_context=inputs + outputs, mels=s.count("num_mel_bins"), family="whisper")
   except CheckpointError:
     raise

@@ -92,6 +92,10 @@ class EncodingTarget(Target, Protocol):
   def opening(self) -> tuple[int, ...]:
     """Ids that the decoder begins with, behind the inputs."""
 
+  @property
+  def banned_first(self) -> tuple[int, ...]:
+    """Ids that are not emitted right behind the opening; `decode.verify_at` sees to it: `logits` knows no place."""
+
   def init_cache(self, batch: int, slots: int, inputs: int | None = None, skipped: int = 0) -> cache_lib.KVCache:
     """An empty cache for texts of `slots` tokens, at most `inputs` of them the encoder's (any by default) and in every
     row at least `skipped`."""
@@ -118,6 +122,11 @@ def sound(target) -> tuple[int, int] | None:
 def opening(target) -> tuple[int, ...]:
   """The ids between prompt and output: none, or what a decoder behind an encoder begins with."""
   return target.opening if encodes(target) else ()
+
+
+def banned_first(target) -> tuple[int, ...]:
+  """Ids that are not the first of an output, by the target itself; see `EncodingTarget.banned_first`."""
+  return target.banned_first if encodes(target) else ()
 
 
 def room(target, prompt: int, written: int = 0) -> int:

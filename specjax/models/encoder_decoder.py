@@ -64,6 +64,11 @@ class EncoderDecoder:
     return (self.config.mels, 2 * self.config.max_inputs) if self.config.mels else None
 
   @property
+  def banned_first(self) -> tuple[int, ...]:
+    """See `base.EncodingTarget.banned_first`."""
+    return self.config.banned_first
+
+  @property
   def opening(self) -> tuple[int, ...]:
     """See `base.EncodingTarget.opening`."""
     return self.config.opening

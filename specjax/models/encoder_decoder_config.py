@@ -30,6 +30,7 @@ class EncoderDecoderConfig:
     tied: the head is the embedding.
     scaled_head: what enters the head is multiplied by E ** -0.5 (T5, not T5 v1.1).
     banned_ids: ids that are never emitted, in ascending order.
+    banned_first: ids that are not the first of an output either (Whisper: a blank, an end).
     mels: M of the sound that the encoder reads in place of tokens, f[M, 2 * max_inputs] (Whisper); 0 for tokens.
     max_inputs: greatest number of the encoder's inputs.
     max_outputs: greatest number of the decoder's tokens, its opening and the output.
@@ -59,6 +60,7 @@ class EncoderDecoderConfig:
   tied: bool = True
   scaled_head: bool = False
   banned_ids: tuple[int, ...] = ()
+  banned_first: tuple[int, ...] = ()
   mels: int = 0
   max_inputs: int = 1 << 16
   max_outputs: int = 1 << 16
@@ -73,7 +75,8 @@ class EncoderDecoderConfig:
         self.buckets < 4 or self.buckets % 2 or self.max_distance <= self.buckets // 2):
       raise ValueError(f"buckets={self.buckets}, max_distance={self.max_distance}: needed are an even number of 4 or "
                        "more buckets, and a distance beyond half of it")
-    for name, ids in (("opening", self.opening), ("banned_ids", self.banned_ids)):
+    for name in ("opening", "banned_ids", "banned_first"):
+      ids = getattr(self, name)
       if not all(0 <= index < self.vocab_size for index in ids):
         raise ValueError(f"{name}={ids}: ids are 0 to {self.vocab_size - 1}")
     if not 1 <= len(self.opening) < self.max_outputs:

@@ -38,6 +38,7 @@ def edited(tmp_path):
     ({}, {"no_timestamps_token_id": None}, "no_timestamps_token_id is None"),
     ({}, {"task_to_id": None}, "task_to_id must name"),
     ({}, {"suppress_tokens": [96]}, r"banned_ids=\(96,\)"),
+    ({}, {"begin_suppress_tokens": 5}, "begin_suppress_tokens is 5; a list of ids"),
     ({}, {"decoder_start_token_id": 89}, "decoder_start_token_id is 89; config.json says 90")])
 def test_keys_that_are_refused(edited, change, generation, named):
   with pytest.raises(CheckpointError, match=named):
