@@ -187,6 +187,8 @@ def _opening(generation, s) -> tuple[int, ...]:
   """The token that decoding begins with, and the first that is forced behind it."""
   start = encoder_decoders.start_id(generation, s)
   forced = encoder_decoders.either(generation, s, "forced_bos_token_id")
+  if forced is None and s.flag("force_bos_token_to_be_generated"):  # older than the key that says which
+    raise s.error("force_bos_token_to_be_generated", "say which by forced_bos_token_id, as newer folders do")
   if forced is None:
     return (start,)
   if type(forced) is not int:

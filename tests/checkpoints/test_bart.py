@@ -40,6 +40,7 @@ def edited(tmp_path):
     ("bart", {"max_position_embeddings": 99}, r"embed_positions.weight' has shape \(102, 32\).*\(101, 32\)"),
     ("bart", {"encoder_layers": 4}, "'model.encoder.layers.3.self_attn.q_proj.weight' is missing"),
     ("bart", {"quantization_config": {"bits": 8}}, "quantization_config"),
+    ("mbart", {"force_bos_token_to_be_generated": True}, "say which by forced_bos_token_id"),
     ("mbart", {"add_final_layer_norm": False}, "add_final_layer_norm is False"),
     ("mbart", {"tie_word_embeddings": False}, "'lm_head.weight' is missing"),
     ("marian", {"share_encoder_decoder_embeddings": False}, "share_encoder_decoder_embeddings is False"),
