@@ -21,6 +21,7 @@ from experiments.harness import parity
 from experiments.harness import peers
 from experiments.harness import settings
 import specjax
+from specjax.models import base
 
 _LIVE = flags.DEFINE_bool("live", False, "Compare with the installed Transformers.")
 _MODELS = flags.DEFINE_list("models", None, "Names, GGUF files or folders to compare live. Default: the tiny ones of "
@@ -61,7 +62,8 @@ def _live(name, known):
     requests = workloads.read_workload(workloads.BUNDLED)[::2][:_PROMPTS.value]
     prompts = [_prompt(tokenizer, request.turns[0])[-600:] for request in requests]
   proposers = {"plain": specjax.proposers.Plain(), "ngram": specjax.proposers.NGram()}
-  new = min(settings.MAX_NEW_TOKENS.value, target.max_context - max(map(len, prompts)))
+  new = min(settings.MAX_NEW_TOKENS.value, base.room(
+      target, max(map(len, prompts)) if base.sound(target) is None else target.max_inputs))
   return parity.against_live(name if name in known else path.stem, peer, target, prompts, new, proposers,
                              lambda items: tqdm.tqdm(items, desc=f"{name}", unit="prompt", leave=False))
 

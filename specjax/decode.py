@@ -12,6 +12,7 @@ import functools
 from flax import struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specjax import cache as cache_lib
 from specjax import constraints
@@ -24,6 +25,7 @@ from specjax import processors
 from specjax import sampling
 from specjax import stopping
 from specjax import tree as tree_lib
+from specjax.models import base as models
 from specjax.proposers import base as proposers
 from specjax.verifiers import base as verifiers
 
@@ -172,9 +174,11 @@ def commit(target, proposer, state: DecodeState, outcome: Outcome) -> DecodeStat
                                          width_index=outcome.width_index, beyond=beyond, loads=outcome.loads))
 
 
-def encode(target, state: DecodeState, inputs: jax.Array) -> DecodeState:
-  """Reads the first `inputs` i32[B] tokens of every row with the target's encoder, once, before any other pass."""
-  return state.replace(cache=target.encode(state.cache, state.tokens[:, :state.cache.cross.slots], inputs))
+def encode(target, state: DecodeState, inputs: jax.Array, sound: jax.Array | None = None) -> DecodeState:
+  """Reads the first `inputs` i32[B] tokens of every row with the target's encoder, once, before any other pass; or
+  `sound` f[B, M, F] in their place."""
+  read = state.tokens[:, :state.cache.cross.slots] if sound is None else sound
+  return state.replace(cache=target.encode(state.cache, read, inputs))
 
 
 def prefill_chunk(target, proposer, state: DecodeState, mask: jax.Array) -> DecodeState:
@@ -222,6 +226,9 @@ def verify_at(target, verifier, depth: int, width: int, node_ids: int, features:
   out = target.forward(tree.tokens, positions, mask, state.cache, **shared, **_asked(features),
                        **({"experts": True} if counted else {}))
   logits = target.logits(out.hidden)
+  if banned := models.banned_first(target):
+    first = positions - state.cache.cross.inputs[:, None] == len(target.opening) - 1
+    logits = jnp.where(first[..., None] & np.isin(np.arange(target.vocab_size), banned), -jnp.inf, logits)
   adjusted = processors.adjust(logits, state.params, _prefixes(state, tree, mask))
   draws = keys_lib.uniforms(verifier.purposes, state.keys, root, positions + 1, target.vocab_size,
                             noisy=mode != sampling.GREEDY)

@@ -90,7 +90,8 @@ def generate(target, proposer, prompts, params: sampling.SamplingParams | None =
 
   Args:
     target: the model. proposer: the way of drafting.
-    prompts: B lists of token ids, of any lengths; of a target with an encoder, what that reads.
+    prompts: B lists of token ids, of any lengths; of a target with an encoder, what that reads, and of one that hears,
+      such as Whisper, sounds f[M, F] of `models.mel.log_mel`.
     params: sampling parameters, one value or one a row; greedy by default.
     max_new_tokens: budget, one number or one a row.
     key: typed random key; `jax.random.key(0)` by default.

@@ -18,7 +18,7 @@ def load(name: str, *, dtype=None):
     dtype: of the weights; float32 on a CPU and bfloat16 on an accelerator by default.
 
   Returns:
-    (target, tokenizer): a `models.decoder.Decoder`, a `models.encoder_decoder.EncoderDecoder` for T5 and its kin, or a
+    (target, tokenizer): a `models.decoder.Decoder`, a `models.encoder_decoder.EncoderDecoder` for T5, BART and kin, or a
     `models.mamba2.Mamba2`; and a `checkpoints.Tokenizer`.
 
   Raises:

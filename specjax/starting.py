@@ -24,6 +24,7 @@ from specjax.verifiers import point
 CHUNKS = (16, 32, 64, 96, 128, 192, 256)  # prompt tokens of one prefill program
 _FIRST_BUCKET = 256     # slots; each further bucket is twice as large
 _FIRST_INPUTS = 64      # slots of an encoder's inputs, likewise
+_NO_ID = -1             # in a row's text, where an encoder has heard sound: no draft is looked up there
 
 
 def start(target, proposer, prompts, params=None, *, max_new_tokens=128, key=None, eos_ids=None, stop_sequences=(),
@@ -46,6 +47,11 @@ def start(target, proposer, prompts, params=None, *, max_new_tokens=128, key=Non
     raise ValueError(f"max_new_tokens={max_new_tokens!r}: it must be a whole number, or {rows} of them, one a row")
   budget = np.broadcast_to(budget, (rows,)).astype(np.int64)
   prompts = [np.asarray(prompt) for prompt in prompts]
+  sound = None
+  if models.sound(target) is not None:
+    _check_sound(target, prompts)
+    sound = np.stack(prompts).astype(np.float32)
+    prompts = [np.full(target.max_inputs, _NO_ID)] * rows
   _check(target, prompts, budget, written or [()] * rows)
   inputs = np.array([len(prompt) for prompt in prompts], np.int32)
   prompts = [np.concatenate([prompt, models.opening(target), () if written is None else written[row]]).astype(np.int32)
@@ -101,7 +107,7 @@ def start(target, proposer, prompts, params=None, *, max_new_tokens=128, key=Non
     if spent is not None:
       jax.block_until_ready(state)
     begin = time.perf_counter()
-    state, left = encode(target, state, inputs), left - inputs
+    state, left = encode(target, state, inputs, sound), left - inputs
     if spent is not None:
       jax.block_until_ready(state)
       spent["encode"] = time.perf_counter() - begin
@@ -227,7 +233,7 @@ def _encoder_sizes(target, inputs, slots):
   """Slots of an encoder's inputs, 64 times a power of two, and those that all rows' inputs leave unused."""
   if not models.encodes(target):
     return ()
-  size = _FIRST_INPUTS
+  size = _FIRST_INPUTS if models.sound(target) is None else int(inputs.max())
   while size < inputs.max():
     size *= 2
   return min(size, slots), int(inputs.min()) // _FIRST_BUCKET * _FIRST_BUCKET
@@ -248,6 +254,14 @@ def _end_ids(target, eos_ids):
   return tuple(map(int, ids))
 
 
+def _check_sound(target, prompts):
+  wanted = models.sound(target)
+  for row, prompt in enumerate(prompts):
+    if prompt.shape != wanted or prompt.dtype.kind != "f" or not np.isfinite(prompt).all():
+      raise ValueError(f"prompt {row} is {prompt.dtype}{list(prompt.shape)}; this target hears finite floats "
+                       f"f{list(wanted)}, which models.mel.log_mel(waveform, 16000, {wanted[0]}) makes of a waveform")
+
+
 def _check(target, prompts, budget, written):
   if len(written) != len(prompts):
     raise ValueError(f"written holds {len(written)} lists of ids for {len(prompts)} prompts; one a row is needed")
@@ -257,13 +271,19 @@ def _check(target, prompts, budget, written):
     if prompt.ndim != 1 or prompt.dtype.kind not in "iu":
       raise ValueError(f"prompt {row} holds {prompt.ravel()[0].item()!r}; a prompt is a list of token ids (whole "
                        "numbers): encode text with the target's tokenizer first")
-    if prompt.min() < 0 or prompt.max() >= target.vocab_size:
+    if models.sound(target) is None and (prompt.min() < 0 or prompt.max() >= target.vocab_size):
       raise ValueError(f"prompt {row} holds id {int(prompt.max() if prompt.min() >= 0 else prompt.min())}; "
                        f"ids of this target are 0 to {target.vocab_size - 1}")
     if new < 1:
       raise ValueError(f"max_new_tokens={int(new)} in row {row}: it must be 1 or more")
-    size = prompt.size + len(models.opening(target)) + len(more)
-    if size + new > target.max_context:
-      raise ValueError(f"prompt {row} has {size} tokens and max_new_tokens={int(new)}, together more than the "
-                       f"target's context of {target.max_context}; shorten the prompt or lower max_new_tokens to "
-                       f"{max(target.max_context - size, 0)}")
+    if models.encodes(target) and prompt.size > target.max_inputs:
+      raise ValueError(f"prompt {row} has {prompt.size} tokens, and the target's encoder reads at most "
+                       f"{target.max_inputs}; shorten it")
+    begun, room = len(models.opening(target)) + len(more), models.room(target, prompt.size, len(more))
+    if models.encodes(target) and begun + new > target.max_outputs:
+      raise ValueError(f"max_new_tokens={int(new)} in row {row}: the target's decoder holds at most "
+                       f"{target.max_outputs} tokens and begins with {begun}; lower it to {max(room, 0)}")
+    if new > room:
+      raise ValueError(f"prompt {row} has {prompt.size + begun} tokens and max_new_tokens={int(new)}, together more "
+                       f"than the target's context of {target.max_context}; shorten the prompt or lower max_new_tokens "
+                       f"to {max(room, 0)}")

@@ -25,6 +25,7 @@ from specjax import decode
 from specjax import drivers
 from specjax import processors
 from specjax import proposers
+from specjax.models import base as models
 from specjax.verifiers import point
 
 _NOT_SETTINGS = ("outdir", "overwrite", "resume", "costs")
@@ -137,7 +138,8 @@ class Job:
     rows = max(r["batch_size"] for r in records)
     room = 2 * max(p.max_depth for p in self.plan.methods.values()) + 2
     length = int(np.median([r["prompt_tokens"] + len(r["token_ids"]) // 2 for r in records]))
-    length = max(2, min(length, self.plan.target.max_context - room))
+    target = self.plan.target
+    length = max(2, min(length, target.max_inputs if models.encodes(target) else target.max_context - room))
     ids = records[0]["prompt_ids"] + records[0]["token_ids"]
     prompt = (ids * (length // len(ids) + 1))[:length]
     peaks = costs_lib.device_peaks()

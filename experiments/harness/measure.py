@@ -73,11 +73,16 @@ def check(plan: Plan) -> None:
     conversation = []
     for message in request.turns:
       conversation += [{"role": "user", "content": message}, {"role": "assistant", "content": ""}]
-    size = len(_encode(plan, conversation[:-1])) + (turns - 1) * (plan.max_new_tokens + _AGAIN)
-    if size + plan.max_new_tokens > plan.target.max_context:
+    size, limit = len(_encode(plan, conversation[:-1])), f"the target's context of {plan.target.max_context}"
+    if models.encodes(plan.target):  # which reads every turn alone
+      size = max(len(_encode(plan, conversation[i:i + 1])) for i in range(0, 2 * turns, 2))
+      limit = f"the {plan.target.max_inputs} and {plan.target.max_outputs} that the target's encoder and decoder hold"
+    else:
+      size += (turns - 1) * (plan.max_new_tokens + _AGAIN)
+    if plan.max_new_tokens > models.room(plan.target, size):
       raise ValueError(f"{request.source}: request {request.id} has up to {size} tokens in {turns} turn(s) and "
-                       f"max_new_tokens={plan.max_new_tokens}, together more than the target's context of "
-                       f"{plan.target.max_context}; leave it out or lower --max_new_tokens")
+                       f"max_new_tokens={plan.max_new_tokens}, together more than {limit}; leave it out or lower "
+                       "--max_new_tokens")
   for proposer in plan.methods.values():  # a prompt of one token: the driver's own checks, without a prefill
     drivers.start(plan.target, proposer, [[0]], settings.sampling_params(), max_new_tokens=plan.max_new_tokens,
                   verifier=plan.verifier)

@@ -10,6 +10,7 @@ from experiments.harness import method_options as options
 from specjax import decode
 from specjax import proposers
 from specjax import static_trees
+from specjax.models import base as models
 from specjax.proposers import recycling
 from specjax.proposers import shared_tokens
 from specjax.training import online
@@ -360,8 +361,11 @@ def build_all(names: list[str], given: Given, *, fitting: bool = False) -> dict:
     fitting: leave out, and name, the methods that this target or draft model does not support.
 
   Raises:
-    ValueError: names the method that this target does not support.
+    ValueError: names the method that this target does not support; or the target hears sound.
   """
+  if models.sound(given.target) is not None:
+    raise ValueError("the target hears sound, and these programs give it text: use specjax.generate with "
+                     "specjax.models.mel.log_mel, or another target")
   built = {}
   for name in names:
     try:

@@ -116,6 +116,8 @@ def load_model(path: pathlib.Path, dtype=None):
   kind = transformers.AutoModelForCausalLM
   if path.is_dir() and transformers.AutoConfig.from_pretrained(path).is_encoder_decoder:
     kind = transformers.AutoModelForSeq2SeqLM
+    if transformers.AutoConfig.from_pretrained(path).model_type == "whisper":
+      kind = transformers.AutoModelForSpeechSeq2Seq
   model = kind.from_pretrained(
       where[0], **where[1], dtype=dtype or torch.float32, attn_implementation="eager" if dtype is None else None)
   return model.eval(), torch

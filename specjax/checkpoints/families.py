@@ -107,8 +107,8 @@ def read_config(settings: Settings, eos_ids: tuple[int, ...]) -> DecoderConfig:
   """
   family = settings.get("model_type")
   if family not in FAMILIES:
-    raise settings.error("model_type", f"supported are {', '.join(FAMILIES)}, with an encoder t5 and mt5, "
-                         "and mamba2")
+    raise settings.error("model_type", f"supported are {', '.join(FAMILIES)}, with an encoder t5, mt5, bart, "
+                         "mbart, marian and whisper, and mamba2")
   settings.require(_NEUTRAL if FAMILIES[family].stacked else _NEUTRAL | _NO_EXPERTS)
   values = FAMILIES[family].read(settings)
   try:

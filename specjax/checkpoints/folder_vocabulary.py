@@ -53,6 +53,9 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
   """
   from tokenizers import Tokenizer
   path = folder / "tokenizer.json"
+  if not path.is_file() and (folder / "source.spm").is_file():
+    raise CheckpointError(f"{path}: is not there; Marian's source.spm and target.spm are not read: put a tokenizer.json "
+                          "beside them (the converter of transformers.js writes one)")
   if not path.is_file():
     raise CheckpointError(f"{path}: is not there; the tokenizer is read from tokenizer.json (a folder with "
                           "tokenizer.model or vocab.json alone must be saved again with Transformers)")

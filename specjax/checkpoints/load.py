@@ -5,10 +5,12 @@ import pathlib
 import jax
 import jax.numpy as jnp
 
+from specjax.checkpoints import bart
 from specjax.checkpoints import gguf
 from specjax.checkpoints import mamba2
 from specjax.checkpoints import safetensors
 from specjax.checkpoints import t5
+from specjax.checkpoints import whisper
 from specjax.checkpoints.errors import CheckpointError
 from specjax.checkpoints.gguf_header import read_header
 from specjax.checkpoints.registry import resolve
@@ -21,7 +23,7 @@ from specjax.models.mamba2_weights import Mamba2Weights
 from specjax.models.weights import DecoderWeights
 
 
-_OTHERS = (t5, mamba2)  # families that are no decoders of `families`, each with a reader of its own
+_OTHERS = (t5, bart, whisper, mamba2)  # families that are no decoders of `families`, each with a reader of its own
 
 Config = DecoderConfig | EncoderDecoderConfig | Mamba2Config
 Weights = DecoderWeights | EncoderDecoderWeights | Mamba2Weights

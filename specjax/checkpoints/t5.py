@@ -14,13 +14,13 @@ import pathlib
 import jax.numpy as jnp
 
 from specjax.checkpoints import assemble
+from specjax.checkpoints import encoder_decoders
 from specjax.checkpoints import folder_vocabulary
 from specjax.checkpoints import safetensors
 from specjax.checkpoints.errors import CheckpointError
 from specjax.checkpoints.settings import Settings
 from specjax.models.encoder_decoder_config import EncoderDecoderConfig
-from specjax.models.encoder_decoder_weights import CrossWeights, EncoderDecoderWeights
-from specjax.models.weights import LayerWeights
+from specjax.models.encoder_decoder_weights import EncoderDecoderWeights
 
 FAMILIES = ("t5", "mt5")
 _SHARED, _HEAD = "shared.weight", "lm_head.weight"
@@ -58,7 +58,7 @@ def read_folder(folder, dtype=jnp.float32) -> tuple[EncoderDecoderConfig, Encode
     if name in source.shapes:
       assemble.check_equal(source, name, _SHARED)
   source.check_types(table)
-  return config, _weights(config, assemble.read(table, source, dtype))
+  return config, encoder_decoders.weights(config, assemble.read(table, source, dtype))
 
 
 def places(config: EncoderDecoderConfig) -> dict[str, assemble.Place]:
@@ -104,16 +104,6 @@ def _layer(c, stack, index):
   return table
 
 
-def _weights(config, built):
-  fields = lambda kind, layer, prefix="": kind(**{field.name: built.get((layer, prefix + field.name))
-                                                  for field in dataclasses.fields(kind)})
-  stack = lambda name, count: tuple(fields(LayerWeights, (name, i)) for i in range(count))
-  outside = {field.name: built.get((None, field.name)) for field in dataclasses.fields(EncoderDecoderWeights)}
-  return EncoderDecoderWeights(**(outside | {
-      "encoder": stack("encoder", config.encoder_layers), "layers": stack("decoder", config.layers),
-      "cross": tuple(fields(CrossWeights, ("decoder", i), "cross_") for i in range(config.layers))}))
-
-
 def _config(folder, s) -> EncoderDecoderConfig:
   s.require(_NEUTRAL)
   path = folder / "generation_config.json"
@@ -138,22 +128,11 @@ def _config(folder, s) -> EncoderDecoderConfig:
         layers=s.count("num_decoder_layers", layers), encoder_layers=layers, heads=s.count("num_heads"),
         head_width=s.count("d_kv"), mlp_width=s.count("d_ff"), norm_eps=s.real("layer_norm_epsilon", 1e-6),
         buckets=s.count("relative_attention_num_buckets", 32),
-        max_distance=s.count("relative_attention_max_distance", 128), start_id=_start_id(generation, s),
+        max_distance=s.count("relative_attention_max_distance", 128),
+        opening=(encoder_decoders.start_id(generation, s),),
         eos_ids=folder_vocabulary.eos_ids(folder), activation=activation, gated=gated, tied=tied,
         scaled_head=family == "t5" and s.flag("scale_decoder_outputs", tied), family=family)
   except CheckpointError:
     raise
   except ValueError as error:
     raise CheckpointError(f"{s.path}: {error}") from error
-
-
-def _start_id(generation, s) -> int:
-  """The token that decoding begins with: generation_config.json's, else config.json's."""
-  found = {value for source in (generation, s) if (value := source.get("decoder_start_token_id")) is not None}
-  if len(found) > 1:
-    raise generation.error("decoder_start_token_id", f"config.json says {s.get('decoder_start_token_id')!r}; make them "
-                           "agree")
-  value = found.pop() if found else None
-  if type(value) is not int or value < 0:
-    raise s.error("decoder_start_token_id", "an id is required, from which decoding begins")
-  return value

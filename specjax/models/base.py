@@ -69,7 +69,7 @@ class Target(Protocol):
     """
 
   def logits(self, hidden: jax.Array) -> jax.Array:
-    """f32[B, T, V] from f[B, T, E]."""
+    """f32[B, T, V] from f[B, T, E]; an id that is never emitted has -inf."""
 
 
 class EncodingTarget(Target, Protocol):
@@ -77,8 +77,24 @@ class EncodingTarget(Target, Protocol):
   `cache.length` count all of them."""
 
   @property
+  def max_inputs(self) -> int:
+    """Greatest number of the encoder's inputs."""
+
+  @property
+  def sound(self) -> tuple[int, int] | None:
+    """(M, F) of an encoder that reads sound, f[M, F] in place of ids; None for one that reads ids."""
+
+  @property
+  def max_outputs(self) -> int:
+    """Greatest number of the decoder's tokens, opening and output together."""
+
+  @property
   def opening(self) -> tuple[int, ...]:
     """Ids that the decoder begins with, behind the inputs."""
+
+  @property
+  def banned_first(self) -> tuple[int, ...]:
+    """Ids that are not emitted right behind the opening; `decode.verify_at` sees to it: `logits` knows no place."""
 
   def init_cache(self, batch: int, slots: int, inputs: int | None = None, skipped: int = 0) -> cache_lib.KVCache:
     """An empty cache for texts of `slots` tokens, at most `inputs` of them the encoder's (any by default) and in every
@@ -89,7 +105,7 @@ class EncodingTarget(Target, Protocol):
 
     Args:
       cache: nothing has been committed in it.
-      tokens: i32[B, P]. inputs: i32[B], how many of them are real; those behind change nothing.
+      tokens: i32[B, P], or sound f[B, M, F]. inputs: i32[B], how many of them are real; those behind change nothing.
     """
 
 
@@ -103,9 +119,29 @@ def residual_dtype(target):
   return getattr(target, "residual_dtype", target.weights.embedding.dtype)
 
 
+def sound(target) -> tuple[int, int] | None:
+  """(M, F) of a target whose prompts are sound, f[M, F] each; None where they are ids."""
+  return target.sound if encodes(target) else None
+
+
 def opening(target) -> tuple[int, ...]:
   """The ids between prompt and output: none, or what a decoder behind an encoder begins with."""
   return target.opening if encodes(target) else ()
+
+
+def banned_first(target) -> tuple[int, ...]:
+  """Ids that are not the first of an output, by the target itself; see `EncodingTarget.banned_first`."""
+  return target.banned_first if encodes(target) else ()
+
+
+def room(target, prompt: int, written: int = 0) -> int:
+  """The greatest number of new tokens behind a prompt of so many tokens, of whose output so many have been written;
+  below 1 if there is none."""
+  begun = len(opening(target)) + written
+  left = target.max_context - prompt - begun
+  if not encodes(target):
+    return left
+  return min(left, target.max_outputs - begun) if prompt <= target.max_inputs else 0
 
 
 def decoder_only(target, method: str) -> None:

@@ -141,6 +141,7 @@ def accepted_of_chain(committed: Committed) -> jax.Array:
 def same_vocabulary(target: models.Target, drafter: models.Target) -> None:
   """Raises ValueError for a drafter with another number of ids, whose tokens are not the target's, or with an encoder
   that the target's texts give nothing to read."""
+  no_sound(target, drafter)
   if models.encodes(drafter) and models.opening(drafter) != models.opening(target):
     raise ValueError(f"the drafter's decoder begins with {models.opening(drafter)} behind its encoder's inputs, and "
                      f"texts of the target have {models.opening(target)} there; use a drafter of the same family, or "
@@ -148,6 +149,13 @@ def same_vocabulary(target: models.Target, drafter: models.Target) -> None:
   if drafter.vocab_size != target.vocab_size:
     raise ValueError(f"the drafter has {drafter.vocab_size} token ids and the target {target.vocab_size}: they do not "
                      "share a vocabulary; use a drafter of the same family")
+
+
+def no_sound(*models_: models.Target) -> None:
+  """Raises ValueError for a target or a drafter that hears sound: a draft model reads the ids of a text."""
+  if any(models.sound(model) is not None for model in models_):
+    raise ValueError("a draft model reads the ids of a text, and this target or drafter hears sound; draft by lookup, "
+                     "or with some of the target's layers (early exit, layer skipping)")
 
 
 def no_encoder(drafter: models.Target, method: str) -> None:

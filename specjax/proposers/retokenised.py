@@ -99,6 +99,7 @@ class Retokenised(base.Defaults):
 
   def init(self, target, batch, capacity):
     """See `base.Proposer.init`."""
+    base.no_sound(target)
     base.no_encoder(self.model, "a drafter of another tokenizer")
     for name, tokenizer, model in (("target", self.target_tokenizer, target),
                                    ("drafter", self.drafter_tokenizer, self.model)):

@@ -91,6 +91,7 @@ class SharedTokens(autoregressive.Chained):
 
   def init(self, target, batch, capacity):
     """See `base.Proposer.init`."""
+    base.no_sound(target)
     base.no_encoder(self.model, "a drafter of other ids")
     known = self.table.counterpart.shape[0]
     if known != target.vocab_size:

@@ -14,6 +14,7 @@ import pytest
 from experiments import workloads
 from experiments.harness import measure
 from experiments.harness import settings  # defines the flags
+import specjax
 from specjax import checkpoints
 from specjax import counters as counters_lib
 from specjax import drivers
@@ -22,7 +23,8 @@ from specjax import testing
 from specjax import verifiers
 from specjax.testing import DummyTarget
 
-TINY = pathlib.Path(__file__).parents[1] / "fixtures" / "tiny_llama"
+FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
+TINY = FIXTURES / "tiny_llama"
 METHODS = {"plain": proposers.Plain(), "ngram": proposers.NGram(num_tokens=3)}
 
 
@@ -309,6 +311,18 @@ def test_check_looks_at_every_turn(tokenizer):
   with pytest.raises(ValueError, match="w.jsonl:2"):
     measure.check(make_plan(tokenizer, requests, max_context=size - 1))
   measure.check(make_plan(tokenizer, requests, max_context=size + 100))
+
+
+def test_check_holds_every_turn_against_an_encoder(tokenizer):
+  """Which reads turns alone, so that their number does not count."""
+  target, theirs = specjax.load(str(FIXTURES / "encoder_decoder" / "bart"))
+  plan = dataclasses.replace(make_plan(tokenizer, [request("t", *["the model"] * 30)]), target=target, tokenizer=theirs)
+  measure.check(plan)
+  long = request("long", "x", "z" * 120, source="w.jsonl:2")
+  with pytest.raises(ValueError, match="w.jsonl:2: request long has up to 12. tokens .*more than the 100 and 100"):
+    measure.check(dataclasses.replace(plan, batches=[[long]]))
+  with pytest.raises(ValueError, match="max_new_tokens=99"):
+    measure.check(dataclasses.replace(plan, max_new_tokens=99))
 
 
 def test_check_counts_raw_prompts_without_the_template(tokenizer):

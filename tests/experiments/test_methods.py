@@ -1,4 +1,6 @@
 """Methods by name: what `all` means where not everything fits, and flags that belong to a method."""
+import pathlib
+
 from absl.testing import flagsaver
 from absl import flags
 import pytest
@@ -7,6 +9,7 @@ from experiments.harness import method_options
 from experiments.harness import methods
 from experiments.harness import rules
 import programs
+import specjax
 from specjax import checkpoints
 from specjax.checkpoints import heads
 from specjax import testing
@@ -14,6 +17,7 @@ from specjax import verifiers
 from specjax.testing import tiny
 import tiny_tokenizers
 
+FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
 HEADS = "eagle", "eagle3", "mtp", "medusa", "hydra", "dflash", "dspark", "peagle"
 
 
@@ -21,6 +25,13 @@ HEADS = "eagle", "eagle3", "mtp", "medusa", "hydra", "dflash", "dspark", "peagle
 def parsed_flags():
   if not flags.FLAGS.is_parsed():
     flags.FLAGS.mark_as_parsed()
+
+
+def test_a_target_that_hears_is_refused():
+  target, tokenizer = specjax.load(str(FIXTURES / "encoder_decoder" / "whisper"))
+  for fitting in (False, True):
+    with pytest.raises(ValueError, match="the target hears sound.*use specjax.generate"):
+      methods.build_all(["plain"], methods.Given(target=target, tokenizer=tokenizer, name="whisper"), fitting=fitting)
 
 
 def test_all_is_what_flags_and_target_allow(monkeypatch, capsys):
