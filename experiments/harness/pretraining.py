@@ -1,4 +1,4 @@
-"""A run of experiments.pretrain: tokenizer, data, first weights, the loop with its progress, the folder that results."""
+"""A run of experiments.pretrain: tokenizer, data, first weights, the loop with its progress, the resulting folder."""
 import dataclasses
 import functools
 import json
@@ -25,6 +25,7 @@ from specjax.training import pretrain
 
 FAMILIES = ("t5", "mixtral", "llama")
 _SENTINELS = 100  # as T5 has
+_OPTIMIZER = 1.25  # a step with the optimizer and a share of evaluation and checkpoints, over a gradient alone
 # Which flags do not belong to all families.
 OPTIONS = {"t5": ("span_corruption",), "mixtral": ("experts", "chosen", "balance"), "llama": ()}
 
@@ -70,12 +71,13 @@ def check_read(job: Job, given) -> None:
         raise ValueError(f"--{name}={given[name].value} is an option of --family={family}, and this is "
                          f"--family={job.family}")
   if job.tokenizer and not given["vocab"].using_default_value:
-    raise ValueError(f"--vocab={job.vocab}: the tokenizer of --tokenizer={job.tokenizer} has its own size; leave it out")
+    raise ValueError(f"--vocab={job.vocab}: the tokenizer of --tokenizer={job.tokenizer} has its own size; leave it "
+                     "out")
   if bool(job.steps) == bool(job.minutes):
     raise ValueError("one of --steps and --minutes is needed: how long to train")
   if job.width % job.heads or job.width // job.heads % 2:
-    raise ValueError(f"--width={job.width}, --heads={job.heads}: each head has --width over --heads elements, which must "
-                     "be an even number")
+    raise ValueError(f"--width={job.width}, --heads={job.heads}: each head has --width over --heads elements, which "
+                     "must be an even number")
   training_progress.check_folder(job.outdir, job.facts())
 
 
@@ -83,7 +85,7 @@ def run(job: Job) -> dict:
   """Trains; the last row of metrics."""
   rows = pretraining_data.read(job.data)
   folder = pathlib.Path(job.outdir)
-  tokenizer = _tokenizer(job, rows, folder)
+  tokenizer = _tokenizer(job, rows)
   model = _model(job, tokenizer)
   if job.family == "t5":
     data = pretraining_data.examples(rows, tokenizer, span_share=job.span_corruption, size=job.max_tokens,
@@ -92,6 +94,7 @@ def run(job: Job) -> dict:
   else:
     data = pretraining_data.documents(rows, tokenizer, size=job.max_tokens, tokens=job.batch_tokens)
     loss, kinds = functools.partial(pretrain.next_token, balance=job.balance), {(): 0}
+  _keep(tokenizer, folder / "tokenizer")
   training_progress.open_folder(folder, job.facts(), data)
   batch = lambda step: data.batch(step, job.seed)
   steps = job.steps or _planned(job, folder, model, loss, [batch(step) for step in kinds.values()], batch)
@@ -109,7 +112,8 @@ def run(job: Job) -> dict:
       bar.set_postfix({"loss": f"{row['loss']:.3f}"})
       bar.update()
 
-    schedule = loop.Schedule(steps=steps, learning_rate=job.learning_rate, clip=1.0)
+    schedule = loop.Schedule(steps=steps, learning_rate=job.learning_rate, clip=1.0,
+                             relative=job.family == "t5")
     weights = loop.run(folder, model, loss, batch, schedule, evaluate_every=job.evaluate_every, evaluate=evaluate,
                        report=report)
   specjax.save(folder / "model", weights, tokenizer)
@@ -128,19 +132,23 @@ def _shown(row):
   return text + (f", busiest expert {row['held_out/busiest']:.2f} of the mean" if "held_out/busiest" in row else "")
 
 
-def _tokenizer(job, rows, folder):
-  """That of --tokenizer, of the run that goes on, or a new one."""
-  own = folder / "tokenizer"
-  if job.tokenizer or (own / "tokenizer.json").exists():
-    tokenizer = checkpoints.Tokenizer.from_folder(job.tokenizer or own)
-    if not tokenizer.eos_ids:
-      raise ValueError(f"--tokenizer={job.tokenizer}: it has no end of sequence, with which documents and answers end")
-    return tokenizer
-  tokenizer = new_tokenizer.train(pretraining_data.texts(rows), job.vocab, _SENTINELS if job.family == "t5" else 0)
-  own.mkdir(parents=True, exist_ok=True)
-  for name, text in tokenizer.files().items():
-    corpus.write_whole(own / name, lambda file, text=text: file.write(text.encode()))
+def _tokenizer(job, rows):
+  """That of the run that goes on, of --tokenizer, or a new one."""
+  folder = pathlib.Path(job.outdir)
+  if (folder / "config.json").exists():  # of this very job; written behind the tokenizer
+    return checkpoints.Tokenizer.from_folder(folder / "tokenizer")
+  if not job.tokenizer:
+    return new_tokenizer.train(pretraining_data.texts(rows), job.vocab, _SENTINELS if job.family == "t5" else 0)
+  tokenizer = checkpoints.Tokenizer.from_folder(job.tokenizer)
+  if not tokenizer.eos_ids:
+    raise ValueError(f"--tokenizer={job.tokenizer}: it has no end of sequence, with which documents and answers end")
   return tokenizer
+
+
+def _keep(tokenizer, folder):
+  folder.mkdir(parents=True, exist_ok=True)
+  for name, text in tokenizer.files().items():
+    corpus.write_whole(folder / name, lambda file, text=text: file.write(text.encode()))
 
 
 def _model(job, tokenizer):
@@ -173,9 +181,6 @@ def _planned(job, folder, model, loss, kinds, batch):
     steps = max(int(job.minutes * 60 / (_OPTIMIZER * mean)), 1)
     corpus.write_whole(path, lambda file: file.write(json.dumps({"steps": steps, "seconds": float(mean)}).encode()))
   return json.loads(path.read_text())["steps"]
-
-
-_OPTIMIZER = 1.25  # a step with the optimizer and a share of evaluation and checkpoints, over a gradient
 
 
 def _shapes(batch):

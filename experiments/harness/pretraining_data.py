@@ -34,8 +34,8 @@ def read(paths) -> list[Row]:
   rows = []
   for path in map(pathlib.Path, paths):
     if "eval" in path.resolve().parts[:-1] or path.resolve() == bundled:
-      raise ValueError(f"--data: {path} is the bundled workload or lies in a folder named eval: a model that was trained "
-                       "on what is measured makes its numbers worthless; use training data")
+      raise ValueError(f"--data: {path} is the bundled workload or lies in a folder named eval: a model that was "
+                       "trained on what is measured makes its numbers worthless; use training data")
     for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
       if line.strip():
         rows.append(_row(line, f"{path}, line {number}"))

@@ -49,8 +49,8 @@ def _smooth(values, width=25):
 def draw_language(rows: list[dict], path: pathlib.Path, title: str) -> None:
   """Writes the PNG of a model that is trained from nothing: cross entropy and accuracy, the balance of its experts."""
   mixed = any("busiest" in row for row in rows)
-  panels = [("cross_entropy", "nats a token"), ("accuracy", "greatest logit is right"), ("busiest", "load over the mean")]
-  panels = panels[:3 if mixed else 2]
+  panels = [("cross_entropy", "nats a token"), ("accuracy", "greatest logit is right")]
+  panels += [("busiest", "load over the mean")] * mixed
   figure, axes = plt.subplots(1, len(panels), figsize=(4.4 * len(panels), 3.6), constrained_layout=True)
   evaluated = [row for row in rows if "held_out/cross_entropy" in row]
   for axis, (name, label) in zip(axes, panels):

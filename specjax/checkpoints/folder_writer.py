@@ -42,9 +42,10 @@ def write_folder(folder, config: DecoderConfig, weights: DecoderWeights, tokeniz
   for name in ("rope_scaling", "windows", "rope_width"):
     if getattr(config, name):
       raise CheckpointError(f"{name}={getattr(config, name)!r}: models with it are read and not written yet")
-  if config.moe is not None and (config.moe.dense or not config.moe.renormalised or config.moe.width != config.mlp_width):
-    raise CheckpointError(f"moe={config.moe}: {config.family} has mixtures of mlp_width={config.mlp_width} in all layers, "
-                          "and divides the weights of the chosen experts by their sum")
+  moe = config.moe
+  if moe is not None and (moe.dense or not moe.renormalised or moe.width != config.mlp_width):
+    raise CheckpointError(f"moe={moe}: {config.family} has mixtures of mlp_width={config.mlp_width} in all layers, and "
+                          "divides the weights of the chosen experts by their sum")
   put(folder, describe(config), tensors(config, weights), tokenizer, config.vocab_size, dtype)
 
 
@@ -61,8 +62,8 @@ def put(folder, described: dict, arrays: dict, tokenizer: Tokenizer | None, rows
     raise CheckpointError(f"{folder}: holds a model in shards, which would be read in place of the one written; choose "
                           "another folder")
   if tokenizer is not None and tokenizer.vocab_size > rows:
-    raise CheckpointError(f"the tokenizer has {tokenizer.vocab_size} tokens and the embedding {rows} rows: they are not "
-                          "of the same model")
+    raise CheckpointError(f"the tokenizer has {tokenizer.vocab_size} tokens and the embedding {rows} rows: they are "
+                          "not of the same model")
   texts = {} if tokenizer is None else tokenizer.files()
   if texts and generation:
     name = "generation_config.json"

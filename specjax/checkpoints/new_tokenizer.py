@@ -1,7 +1,7 @@
 """A tokenizer for a model that is trained from nothing: byte-level BPE, learned from the texts (arXiv 1508.07909).
 
-Every text has ids, since all 256 bytes are tokens. Ids are laid out as T5's are: 0 fills up and is what a decoder behind
-an encoder begins with, 1 ends a text, and the last ones, counted from the end, stand for spans that are cut out.
+Every text has ids, since all 256 bytes are tokens. Ids are laid out as T5's are: 0 fills up and is what a decoder
+behind an encoder begins with, 1 ends a text, and the last ones, counted from the end, stand for spans that are cut out.
 """
 from collections.abc import Iterable
 

@@ -25,8 +25,8 @@ def write_folder(folder, config: EncoderDecoderConfig, weights: EncoderDecoderWe
     raise CheckpointError(f"a model of the family {config.family!r} is not written (written: "
                           f"{', '.join(_ARCHITECTURES)})")
   if config.scaled_head != (config.tied and config.family == "t5") or config.tied and config.family == "mt5":
-    raise CheckpointError(f"scaled_head={config.scaled_head}, tied={config.tied}: a folder of {config.family} says by one "
-                          "key that the head is the embedding and scaled, or neither")
+    raise CheckpointError(f"scaled_head={config.scaled_head}, tied={config.tied}: a folder of {config.family} says by "
+                          "one key that the head is the embedding and scaled, or neither")
   generation = {"decoder_start_token_id": config.start_id, "pad_token_id": config.start_id}
   folder_writer.put(folder, describe(config), tensors(config, weights), tokenizer, config.vocab_size, dtype,
                     generation=generation)

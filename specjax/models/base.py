@@ -15,7 +15,8 @@ from specjax import cache as cache_lib
 @dataclasses.dataclass(frozen=True)
 class Routing:
   """What those who count must know of a target's mixtures of experts. A target that has them says it as `routing`, and
-  its `forward` takes `experts=True` for the experts that nodes went through, and `routers=True` for the routers' logits.
+  its `forward` takes `experts=True` for the experts that nodes went through, and `routers=True` for their routers'
+  logits.
 
   Attributes:
     layers: that are mixtures. experts: X of each. chosen: k, experts of a token.

@@ -48,8 +48,8 @@ def block_size(choices: int, experts: int) -> int:
   lies, others copy it first. Milliseconds of X = 8, k = 2, E = 512, M = 1024 in float32 on two cores that were not
   idle, the least of many: 16 tokens take 9.3, 7.8, 5.9 and 8.8 with C = 1, 4, 8, 16, and 12.8 with every expert for
   every token; 128 tokens take 55, 52, 58 and 77 with C = 4, 8, 16, 32, and 234. BUILD.md has the other forms.
-  Batches that are trained on: with E = 256, M = 512 and 2048 tokens the product and its gradient take 1411, 372, 260 and
-  679 with C = 8, 32, 64, 128, the product alone 176, 212, 169 and 100.
+  Batches that are trained on: with E = 256, M = 512 and 2048 tokens the product and its gradient take 1411, 372, 260
+  and 679 with C = 8, 32, 64, 128, the product alone 176, 212, 169 and 100.
   """
   if choices >= 64 * experts:
     return 64

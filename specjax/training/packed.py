@@ -39,8 +39,8 @@ class RowData:
     rows = max(self.tokens // self.size, 1)
     total = sum(len(ids) + 1 for ids in self.documents)
     if total < rows * self.size:
-      raise ValueError(f"{total} tokens of text do not fill one batch of {rows} rows of {self.size}: give more text, or "
-                       "a smaller batch")
+      raise ValueError(f"{total} tokens of text do not fill one batch of {rows} rows of {self.size}: give more text, "
+                       "or a smaller batch")
     for name, value in (("rows", rows), ("training_tokens", total), ("_orders", {}),
                         ("corpus_tokens", total + sum(len(ids) + 1 for ids in self.held))):
       object.__setattr__(self, name, value)

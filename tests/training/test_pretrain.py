@@ -1,5 +1,5 @@
 """Training from nothing: what is trained is what is served, losses by definition, batches that hold everything once,
-runs that are killed, and models that learn."""
+and models that learn. Runs that are killed are in tests/experiments/test_pretraining.py."""
 import dataclasses
 import functools
 
@@ -151,7 +151,8 @@ def test_an_epoch_of_rows_holds_documents_one_behind_the_other():
                   for name in ("tokens", "document"))
   known = [[*ids.tolist(), 1] for ids in documents]
   found = [line[number == n].tolist() for n in range(1, number.max())]  # the last one may be cut
-  assert len(found) >= 27 and all(text in known for text in found) and len({tuple(text) for text in found}) == len(found)
+  assert len(found) >= 27 and all(text in known for text in found)
+  assert len({tuple(text) for text in found}) == len(found)
   again = data.batch(data.epoch_steps(), 5)
   assert (again.tokens != batches[0].tokens).any() and (data.batch(0, 5).tokens == batches[0].tokens).all()
   held = data.evaluation()[0]
@@ -214,35 +215,22 @@ def test_other_parts_of_decoders_get_no_first_weights():
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-class Killed(BaseException):
-  """What no handler of errors takes."""
-
-
-def train(folder, model, loss, data, steps, **options):
-  return loop.run(folder, model, loss, lambda step: data.batch(step, 0),
-                  loop.Schedule(steps=steps, learning_rate=0.01, clip=1.0), **options)
-
-
-def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(tmp_path):
-  data = pair_data(0.5)
-  keep = lambda folder: [{k: v for k, v in row.items() if k != "seconds"} for row in loop.read_metrics(folder)]
-  whole = train(tmp_path / "whole", T5, pretrain.answer, data, 5, save_every=2)
-
-  def kill(row):
-    if row["step"] == 3:
-      raise Killed
-
-  with pytest.raises(Killed):
-    train(tmp_path / "killed", T5, pretrain.answer, data, 5, save_every=2, report=kill)
-  params = train(tmp_path / "killed", T5, pretrain.answer, data, 5, save_every=2)
-  assert keep(tmp_path / "killed") == keep(tmp_path / "whole") and len(keep(tmp_path / "whole")) == 5
-  jax.tree.map(np.testing.assert_array_equal, params, whole)
-
-
 def test_a_mixture_learns_a_small_text_and_keeps_its_experts_alike(tmp_path):
   data = packed.RowData(documents=[np.tile([5, 9, 17, 30, 8, 22], 4)] * 8, held=[], eos=1, size=32, tokens=128)
-  params = train(tmp_path, MIXTURE, functools.partial(pretrain.next_token, balance=0.02), data, 80)
+  schedule = loop.Schedule(steps=80, learning_rate=0.01, clip=1.0)
+  params = loop.run(tmp_path, MIXTURE, functools.partial(pretrain.next_token, balance=0.02),
+                    lambda step: data.batch(step, 0), schedule)
   rows = loop.read_metrics(tmp_path)
   assert rows[-1]["cross_entropy"] < 0.5 < 3 < rows[0]["cross_entropy"]
   assert rows[-1]["accuracy"] > 0.9 and rows[-1]["busiest"] < 2  # of at most 2: X / k
   assert params.config == MIXTURE.config
+
+
+def test_an_encoder_decoder_learns_which_answer_belongs_to_which_inputs(tmp_path):
+  """Answers repeat the inputs' first token, which no decoder without them could know."""
+  examples = pairs.Examples(pairs=[([a, 7, 9], [a, a]) for a in range(10, 18)], pieces=())
+  data = pair_data(0.0, examples=examples, held=examples, tokens=8 * 48)
+  schedule = loop.Schedule(steps=120, learning_rate=0.03, clip=1.0, relative=True)
+  loop.run(tmp_path, T5, pretrain.answer, lambda step: data.batch(step, 0), schedule)
+  rows = loop.read_metrics(tmp_path)
+  assert rows[-1]["cross_entropy"] < 0.35 < 2 / 3 * np.log(2) < rows[0]["cross_entropy"] and rows[-1]["accuracy"] > 0.9

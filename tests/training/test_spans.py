@@ -33,8 +33,8 @@ def test_inputs_and_answer_together_are_the_piece(length):
 
 
 def test_as_much_goes_as_in_t5s_own_configuration():
-  """Pieces of 568 tokens become 512 of inputs and 114 of the answer, each with its end, as `random_spans_helper` of T5's
-  repository works out for inputs of 512."""
+  """Pieces of 568 tokens become 512 of inputs and 114 of the answer, each with its end, as `random_spans_helper` of
+  T5's repository works out for inputs of 512."""
   noise, count = spans.sizes(568, 100)
   assert (568 - noise + count + 1, noise + count + 1) == (512, 114)
 
