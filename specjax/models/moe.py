@@ -94,15 +94,15 @@ def _ragged(gate_up, down, rows, tokens, activation):
 def _blocks(gate_up, down, rows, tokens, activation, size):
   """The same, block by block. A block of fewer than C tokens runs into the rows of the next expert, whose own block is
   written later and over it."""
-  blocks, count = _split(tokens, size), rows.shape[0]
+  plan, count = _plan(tokens, size), rows.shape[0]
   rows = jnp.pad(rows, ((0, size - 1), (0, 0)))
 
   def block(index, out):
-    expert, at, _ = _place(tokens, blocks, size, index)
+    expert, at, _ = _place(plan, size, index)
     made = _expert(_of(gate_up, expert), _of(down, expert), jax.lax.dynamic_slice_in_dim(rows, at, size), activation)
     return jax.lax.dynamic_update_slice_in_dim(out, made, at, 0)
 
-  return jax.lax.fori_loop(0, blocks.sum(), block, jnp.zeros_like(rows))[:count]
+  return jax.lax.fori_loop(0, plan[0][-1], block, jnp.zeros_like(rows))[:count]
 
 
 def _blocks_forward(gate_up, down, rows, tokens, activation, size):
@@ -113,11 +113,11 @@ def _blocks_backward(activation, size, kept, given):
   """Gradients of weights and rows from `given` f[N * k, E]. What a block computes is computed again; of rows that are
   the next expert's it takes nothing."""
   gate_up, down, rows, tokens = kept
-  blocks, count = _split(tokens, size), rows.shape[0]
+  plan, count = _plan(tokens, size), rows.shape[0]
   rows, given = (jnp.pad(x, ((0, size - 1), (0, 0))) for x in (rows, given))
 
   def block(index, found):
-    expert, at, own = _place(tokens, blocks, size, index)
+    expert, at, own = _place(plan, size, index)
     cut = lambda x: jax.lax.dynamic_slice_in_dim(x, at, size)
     _, back = jax.vjp(functools.partial(_expert, activation=activation), _of(gate_up, expert), _of(down, expert),
                       cut(rows))
@@ -126,24 +126,25 @@ def _blocks_backward(activation, size, kept, given):
             jax.lax.dynamic_update_slice_in_dim(found[2], cut(found[2]) + of_rows, at, 0))
 
   nothing = tuple(map(jnp.zeros_like, (gate_up, down, rows)))
-  of_gate_up, of_down, of_rows = jax.lax.fori_loop(0, blocks.sum(), block, nothing)
+  of_gate_up, of_down, of_rows = jax.lax.fori_loop(0, plan[0][-1], block, nothing)
   return of_gate_up, of_down, of_rows[:count], None
 
 
 _blocks.defvjp(_blocks_forward, _blocks_backward)
 
 
-def _split(tokens, size):
-  """Blocks of each expert, i32[X]."""
-  return -(-tokens // size)
+def _plan(tokens, size):
+  """Of every expert, i32[X] each: the block behind its last one, its blocks, its first row, the row behind its last."""
+  blocks, behind = -(-tokens // size), jnp.cumsum(tokens)
+  return jnp.cumsum(blocks), blocks, behind - tokens, behind
 
 
-def _place(tokens, blocks, size, index):
+def _place(plan, size, index):
   """Of a block: its expert, its first row, and bool[C], which of its rows are the expert's."""
-  ends, first = jnp.cumsum(blocks), jnp.cumsum(tokens) - tokens
+  ends, blocks, first, behind = plan
   expert = jnp.searchsorted(ends, index, side="right")
   at = first[expert] + (index - ends[expert] + blocks[expert]) * size
-  return expert, at, at + jnp.arange(size) < first[expert] + tokens[expert]
+  return expert, at, at + jnp.arange(size) < behind[expert]
 
 
 def _of(stack, expert):
