@@ -33,6 +33,7 @@ class Setting:
   languages: tables.Table | None
   costs: tables.Table | None
   experts: tables.Table | None
+  breakdown: tables.Table | None
   plots: list[figures.Plot]
   no_interval: bool
 
@@ -109,6 +110,7 @@ def _settings(run: run_folder.Run, methods: Sequence[str], labels: dict[str, str
             [group for group in groups if group["language"] != ALL], methods, columns, rates=not random),
         costs=tables.build(pooled, methods, tables.COSTS, rates=not random, keep_empty=False),
         experts=tables.experts(pooled, methods),
+        breakdown=None if random else tables.breakdown(pooled, methods),
         plots=[] if random else figures.draw_all(pooled, labels, plots, suffix),
         no_interval=any(group["speedup"] is not None and group["speedup_interval"] is None and group["method"] != PLAIN
                         for group in pooled)))

@@ -24,6 +24,7 @@ _PAIRS = ("speedup_interval", "identical_to_plain")
 _MAPPINGS = (
     "time_to_first_token_ms", "time_per_output_token_ms", "latency_ms", "utilization", "peak_memory_bytes")
 _EXPERTS = ("layers", "experts", "chosen", "expert_bytes", "imbalance", "bytes_per_step", "bytes_per_token")
+_BREAKDOWNS = ("by_language_pair", "by_output_length")
 _OF_WIDTH = ("width", "passes", "nodes", "distinct", "at_random")
 
 
@@ -149,7 +150,17 @@ def _group(group: Any, where: str) -> dict[str, Any]:
       raise ValueError(f"{where}.{name} must be an object or null, got {mapping!r}")
     result[name] = {key: _number(value, f"{where}.{name}.{key}") for key, value in mapping.items()}
   result["experts"] = _experts(group.get("experts"), f"{where}.experts")
+  for name in _BREAKDOWNS:
+    result[name] = _breakdown(group.get(name) or {}, f"{where}.{name}")
   return result
+
+
+def _breakdown(rows: Any, where: str) -> dict[str, dict[str, float | None]]:
+  """Numbers by language pair or length; {} of a target without an encoder, or of an older run."""
+  if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
+    raise ValueError(f"{where} must be null or an object of objects, got {rows!r}")
+  return {key: {name: _number(value, f"{where}.{key}.{name}") for name, value in row.items()}
+          for key, row in rows.items()}
 
 
 def _experts(experts: Any, where: str) -> dict[str, Any] | None:

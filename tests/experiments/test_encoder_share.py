@@ -91,6 +91,11 @@ def test_acceptance_by_language_pair_and_by_length_of_the_output():
       "ko-en": {"requests": 1, "tokens_per_step": 1.0, "acceptance_rate": None}}
   lengths = {key: (row["requests"], row["tokens_per_step"]) for key, row in group["by_output_length"].items()}
   assert lengths == {"8": (3, 25 / 17), "16": (1, 1.25), "32": (1, 3.0)}
+  table = tables.breakdown([group], ["ngram"])
+  assert [section.title for section in table.sections] == [
+      "en-ar", "ko-en", "outputs of 8 tokens and more", "outputs of 16 tokens and more", "outputs of 32 tokens and more"]
+  assert [[cell.text for cell in cells] for _, cells in table.sections[0].rows + table.sections[1].rows] == [
+      ["2", "1.40", "50.0%"], ["1", "1.00", tables.DASH]]
   without = summary_lib.summarize([test_summary.record("plain", "tico/en-ar/1", category="translation")])["groups"][0]
   assert without["by_language_pair"] is without["by_output_length"] is None
 
