@@ -90,14 +90,14 @@ def run(job: Job) -> dict:
   if job.family == "t5":
     data = pretraining_data.examples(rows, tokenizer, span_share=job.span_corruption, size=job.max_tokens,
                                      tokens=job.batch_tokens)
-    loss, kinds = pretrain.answer, data.shapes(job.seed)
+    loss, kinds = pretrain.answer, lambda: data.shapes(job.seed).values()
   else:
     data = pretraining_data.documents(rows, tokenizer, size=job.max_tokens, tokens=job.batch_tokens)
-    loss, kinds = functools.partial(pretrain.next_token, balance=job.balance), {(): 0}
+    loss, kinds = functools.partial(pretrain.next_token, balance=job.balance), lambda: [0]
   _keep(tokenizer, folder / "tokenizer")
   training_progress.open_folder(folder, job.facts(), data)
   batch = lambda step: data.batch(step, job.seed)
-  steps = job.steps or _planned(job, folder, model, loss, [batch(step) for step in kinds.values()], batch)
+  steps = job.steps or _planned(job, folder, model, loss, batch, kinds)
   held_out = data.evaluation()
   print(f"{data.training_tokens} tokens, {steps} steps, a {job.family} of "
         f"{sum(leaf.size for leaf in jax.tree.leaves(model)) / 1e6:.1f}M weights", flush=True)
@@ -164,13 +164,14 @@ def _model(job, tokenizer):
       moe=moe if job.family == "mixtral" else None, **shared), job.seed)
 
 
-def _planned(job, folder, model, loss, kinds, batch):
-  """Steps that fit into --minutes, found once a run: by the time of a gradient of each shape of batch."""
+def _planned(job, folder, model, loss, batch, kinds):
+  """Steps that fit into --minutes, found once a run: by the time of a gradient of each shape of batch. `kinds` gives a
+  step of each."""
   path = folder / "steps.json"
   if not path.exists():
     gradient = jax.jit(jax.grad(lambda params, given: loss(params, given)[0]))
     seconds = {}
-    for given in kinds:
+    for given in map(batch, kinds()):
       times = []
       for _ in range(3):
         begin = time.perf_counter()
