@@ -1,6 +1,7 @@
 """From a name to a model, weights, configuration and tokenizer put together as a target; and from it to a folder."""
 from specjax import checkpoints
 from specjax.checkpoints import folder_writer
+from specjax.checkpoints import t5_writer
 from specjax.models import decoder
 from specjax.models import encoder_decoder
 from specjax.models import mamba2
@@ -28,14 +29,16 @@ def load(name: str, *, dtype=None):
   return _OTHERS.get(type(config), decoder.Decoder)(weights=weights, config=config), tokenizer
 
 
-def save(folder, model: decoder.Decoder, tokenizer: checkpoints.Tokenizer, *, dtype=None) -> None:
-  """Writes a decoder and its tokenizer as a Hugging Face folder, which `load` reads.
+def save(folder, model: decoder.Decoder | encoder_decoder.EncoderDecoder, tokenizer: checkpoints.Tokenizer, *,
+         dtype=None) -> None:
+  """Writes a model and its tokenizer as a Hugging Face folder, which `load` reads.
 
   Args:
     folder: made if need be.
     dtype: of the weights written; as they are by default.
 
   Raises:
-    ValueError: what cannot be written, and why; see `checkpoints.folder_writer`.
+    ValueError: what cannot be written, and why; see `checkpoints.folder_writer` and `checkpoints.t5_writer`.
   """
-  folder_writer.write_folder(folder, model.config, model.weights, tokenizer, dtype=dtype)
+  writer = t5_writer if isinstance(model.config, EncoderDecoderConfig) else folder_writer
+  writer.write_folder(folder, model.config, model.weights, tokenizer, dtype=dtype)

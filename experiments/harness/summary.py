@@ -3,6 +3,7 @@ import collections
 
 import numpy as np
 
+from experiments.harness import breakdown
 from experiments.harness import statistics
 from specjax import counters as counters_lib
 from specjax import expert_counters
@@ -94,7 +95,7 @@ def _group(requests, base, method, baseline, costs, memory, gaps):
       "first_difference_gap": max([gap for (key, _, m), gap in gaps.items() if m == method and key in requests],
                                   default=None),
       "quality": None,
-  } | _encoder(everything) \
+  } | _encoder(everything) | breakdown.of(first) \
     | _speedups(requests, base if method != baseline else {}, costs.get(method), costs.get(baseline)) \
     | _costs_of(first, costs.get(method), step_ms)
 

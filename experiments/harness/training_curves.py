@@ -44,3 +44,20 @@ def _smooth(values, width=25):
   end = np.arange(1, len(values) + 1)
   begin = np.maximum(end - width, 0)
   return (total[end] - total[begin]) / (end - begin)
+
+
+def draw_language(rows: list[dict], path: pathlib.Path, title: str) -> None:
+  """Writes the PNG of a model that is trained from nothing: cross entropy and accuracy, the balance of its experts."""
+  mixed = any("busiest" in row for row in rows)
+  panels = [("cross_entropy", "nats a token"), ("accuracy", "greatest logit is right")]
+  panels += [("busiest", "load over the mean")] * mixed
+  figure, axes = plt.subplots(1, len(panels), figsize=(4.4 * len(panels), 3.6), constrained_layout=True)
+  evaluated = [row for row in rows if "held_out/cross_entropy" in row]
+  for axis, (name, label) in zip(axes, panels):
+    axis.plot([row["step"] + 1 for row in rows], _smooth([row[name] for row in rows]), color="C0", label="trained on")
+    axis.plot([row["step"] + 1 for row in evaluated], [row[f"held_out/{name}"] for row in evaluated], "o-", color="C1",
+              markersize=3, label="held out")
+    axis.set(xlabel="step", ylabel=label, title=f"{title}: {name.replace('_', ' ')}")
+    axis.legend(fontsize=7)
+  figure.savefig(path, dpi=110)
+  plt.close(figure)

@@ -34,6 +34,7 @@ class Setting:
   costs: tables.Table | None
   experts: tables.Table | None
   expert_cost: str
+  breakdown: tables.Table | None
   plots: list[figures.Plot]
   no_interval: bool
 
@@ -111,6 +112,7 @@ def _settings(run: run_folder.Run, methods: Sequence[str], labels: dict[str, str
             [group for group in groups if group["language"] != ALL], methods, columns, rates=not random),
         costs=tables.build(pooled, methods, tables.COSTS, rates=not random, keep_empty=False),
         experts=tables.experts(pooled, methods), expert_cost=tables.expert_cost(pooled),
+        breakdown=None if random else tables.breakdown(pooled, methods),
         plots=[] if random else figures.draw_all(pooled, labels, plots, suffix),
         no_interval=any(group["speedup"] is not None and group["speedup_interval"] is None and group["method"] != PLAIN
                         for group in pooled)))

@@ -26,6 +26,7 @@ _MAPPINGS = (
 _EXPERTS = ("layers", "experts", "chosen", "expert_bytes", "imbalance", "bytes_per_step", "bytes_per_token")
 _OF_COST = ("bias", "dense", "expert", "grouped", "scale", "ridge", "error")
 _OF_POINT = ("tokens", "distinct", "milliseconds", "fitted")
+_BREAKDOWNS = ("by_language_pair", "by_output_length")
 _OF_WIDTH = ("width", "passes", "nodes", "distinct", "at_random")
 
 
@@ -152,7 +153,17 @@ def _group(group: Any, where: str) -> dict[str, Any]:
     result[name] = {key: _number(value, f"{where}.{name}.{key}") for key, value in mapping.items()}
   result["experts"] = _experts(group.get("experts"), f"{where}.experts")
   result["windows"] = _windows(group.get("windows"), f"{where}.windows")
+  for name in _BREAKDOWNS:
+    result[name] = _breakdown(group.get(name) or {}, f"{where}.{name}")
   return result
+
+
+def _breakdown(rows: Any, where: str) -> dict[str, dict[str, float | None]]:
+  """Numbers by language pair or length; {} of a target without an encoder, or of an older run."""
+  if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
+    raise ValueError(f"{where} must be null or an object of objects, got {rows!r}")
+  return {key: {name: _number(value, f"{where}.{key}.{name}") for name, value in row.items()}
+          for key, row in rows.items()}
 
 
 def _experts(experts: Any, where: str) -> dict[str, Any] | None:

@@ -278,6 +278,26 @@ def expert_cost(groups: Sequence[Group]) -> str:
           f"{percent(cost['error'])}.")
 
 
+# Of a row of `summary.json`'s "by_language_pair" and "by_output_length".
+BREAKDOWN = (
+    Column("requests", "Requests of this pair or length, by the method's own outputs.", _count("requests")),
+    Column("tokens / step", "Output tokens of a step.", _field(short, "tokens_per_step")),
+    Column("accepted", "Share of the drafted tokens that were accepted.", _field(percent, "acceptance_rate")))
+
+
+def breakdown(groups: Sequence[Group], methods: Sequence[str]) -> Table | None:
+  """Language pairs and lengths of the output of a target with an encoder, over all categories."""
+  groups = sorted((group for group in groups if group["category"] == ALL), key=lambda g: methods.index(g["method"]))
+  sections = []
+  for name, title in (("by_language_pair", "{}"), ("by_output_length", "outputs of {} tokens and more")):
+    keys = {key for group in groups for key in group[name]}
+    for key in sorted(keys, key=lambda key: (int(key), "") if key.isdecimal() else (0, key)):
+      sections.append(Section(title.format(key), [
+          (group["method"], [column.cell(group[name][key]) for column in BREAKDOWN])
+          for group in groups if key in group[name]]))
+  return Table(list(BREAKDOWN), sections) if sections else None
+
+
 def build(groups: Sequence[Group], methods: Sequence[str], columns: Sequence[Column], *, rates: bool,
           keep_empty: bool = True) -> Table | None:
   """Lays the groups out by category and language, the overall rows first.

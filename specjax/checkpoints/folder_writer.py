@@ -1,4 +1,8 @@
-"""Writes a decoder as a Hugging Face folder, as `safetensors.read_folder` reads it: config.json, tensors, tokenizer."""
+"""Writes a decoder as a Hugging Face folder, as `safetensors.read_folder` reads it: config.json, tensors, tokenizer.
+
+What goes into any such folder (`put`) is here, too; `t5_writer` has the models with an encoder.
+"""
+import json
 import pathlib
 
 import jax.numpy as jnp
@@ -12,7 +16,7 @@ from specjax.models.config import DecoderConfig
 from specjax.models.weights import DecoderWeights
 
 FILE = "model.safetensors"
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "mixtral": "MixtralForCausalLM"}
 
 
 def write_folder(folder, config: DecoderConfig, weights: DecoderWeights, tokenizer: Tokenizer | None = None, *,
@@ -29,22 +33,40 @@ def write_folder(folder, config: DecoderConfig, weights: DecoderWeights, tokeniz
     CheckpointError: the folder holds shards, which a reader would take first, or cannot be written; a family, windows
       or rotary positions that are not written; a tokenizer with more ids than the embedding has rows.
   """
+  require_written(config)
+  moe = config.moe
+  if moe is not None and (moe.dense or not moe.renormalised or moe.width != config.mlp_width):
+    raise CheckpointError(f"moe={moe}: {config.family} has mixtures of mlp_width={config.mlp_width} in all layers, and "
+                          "divides the weights of the chosen experts by their sum")
+  put(folder, describe(config), tensors(config, weights), tokenizer, config.vocab_size, dtype)
+
+
+def put(folder, described: dict, arrays: dict, tokenizer: Tokenizer | None, rows: int, dtype, *,
+        generation: dict | None = None) -> None:
+  """Writes a folder's files; arguments and errors as of `write_folder`.
+
+  Args:
+    described: config.json. arrays: tensors by name. rows: of the embedding.
+    generation: keys of generation_config.json besides the tokenizer's.
+  """
   folder = pathlib.Path(folder).expanduser()
   if (folder / "model.safetensors.index.json").exists():
     raise CheckpointError(f"{folder}: holds a model in shards, which would be read in place of the one written; choose "
                           "another folder")
-  require_written(config)
-  if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
-    raise CheckpointError(f"the tokenizer has {tokenizer.vocab_size} tokens and the embedding {config.vocab_size} "
-                          "rows: they are not of the same model")
+  if tokenizer is not None and tokenizer.vocab_size > rows:
+    raise CheckpointError(f"the tokenizer has {tokenizer.vocab_size} tokens and the embedding {rows} rows: they are "
+                          "not of the same model")
   texts = {} if tokenizer is None else tokenizer.files()
+  if texts and generation:
+    name = "generation_config.json"
+    texts[name] = json.dumps(json.loads(texts[name]) | generation, indent=2) + "\n"
   try:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
       (folder / name).write_text(text, encoding="utf-8")
   except OSError as error:
     raise CheckpointError(f"{folder}: cannot be written ({error})") from error
-  files.write_head(folder, FILE, describe(config), tensors(config, weights), dtype)
+  files.write_head(folder, FILE, described, arrays, dtype)
 
 
 def require_written(config) -> None:
@@ -64,8 +86,10 @@ def tensors(config: DecoderConfig, weights: DecoderWeights) -> dict:
   """By name, each as it is stored: matrices [out, in], queries, keys, values, gate and up apart."""
   found = {}
   for name, place in assemble.places(config, families.FAMILIES[config.family].names).items():
-    whole = getattr(weights if place.layer is None else weights.layers[place.layer], place.field)
-    found[name] = jnp.asarray(whole)[place.start:place.start + place.shape[0]]
+    whole = jnp.asarray(getattr(weights if place.layer is None else weights.layers[place.layer], place.field))
+    if place.stacked:  # the rows of all experts, one behind the other
+      whole = whole.reshape(-1, whole.shape[-1])
+    found[name] = whole[place.start:place.start + place.shape[0]]
   return found
 
 
@@ -80,4 +104,10 @@ def describe(config: DecoderConfig) -> dict:
       "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
       "max_position_embeddings": config.max_context, "tie_word_embeddings": config.tied,
       "eos_token_id": ids[0] if len(ids) == 1 else ids or None,
-      **({"attention_bias": False, "mlp_bias": False} if config.family == "llama" else {"use_sliding_window": False})}
+      **_of_family(config)}
+
+
+def _of_family(config) -> dict:
+  if config.family == "mixtral":
+    return {"num_local_experts": config.moe.experts, "num_experts_per_tok": config.moe.chosen, "sliding_window": None}
+  return {"attention_bias": False, "mlp_bias": False} if config.family == "llama" else {"use_sliding_window": False}

@@ -61,6 +61,15 @@ def read_folder(folder, dtype=jnp.float32) -> tuple[EncoderDecoderConfig, Encode
   return config, encoder_decoders.weights(config, assemble.read(table, source, dtype))
 
 
+def feed_forward_name(config: EncoderDecoderConfig) -> str:
+  """`feed_forward_proj` of a configuration. Raises CheckpointError where no name means it."""
+  for name, found in _FEED_FORWARD.items():
+    if found == (config.activation, config.gated):
+      return name
+  raise CheckpointError(f"activation={config.activation!r}, gated={config.gated}: no feed_forward_proj means it; there "
+                        f"are {', '.join(_FEED_FORWARD)}")
+
+
 def places(config: EncoderDecoderConfig) -> dict[str, assemble.Place]:
   """Tensor name -> place; layers are ("encoder", i) and ("decoder", i)."""
   c, table = config, {}

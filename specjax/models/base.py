@@ -1,6 +1,7 @@
 """What the step asks of a target: a pytree with pure methods. Parameters are leaves, configuration is static.
 
-Letters: B batch rows, T nodes, F nodes of earlier passes, S slots, V vocabulary, E model width, k experts of a token.
+Letters: B batch rows, T nodes, F nodes of earlier passes, S slots, V vocabulary, E model width, X experts,
+k experts of a token.
 """
 import dataclasses
 from typing import Protocol
@@ -14,7 +15,8 @@ from specjax import cache as cache_lib
 @dataclasses.dataclass(frozen=True)
 class Routing:
   """What those who count must know of a target's mixtures of experts. A target that has them says it as `routing`, and
-  its `forward` takes `experts=True` for the experts that nodes went through.
+  its `forward` takes `experts=True` for the experts that nodes went through, and `routers=True` for their routers'
+  logits.
 
   Attributes:
     layers: that are mixtures. experts: X of each. chosen: k, experts of a token.
@@ -33,6 +35,7 @@ class ForwardOutput:
   in_flight: cache_lib.Block      # what the nodes leave behind: keys and values, or a recurrence's inputs
   features: tuple[jax.Array, ...] = ()  # f[B, T, E] each; the residual stream entering the layers asked for
   experts: tuple[jax.Array, ...] = ()   # i32[B, T, k] of each layer with a mixture that was run here, if asked for
+  routers: tuple[jax.Array, ...] = ()   # f[B, T, X] each; logits of their routers, if asked for
 
 
 class Target(Protocol):

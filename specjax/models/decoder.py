@@ -4,7 +4,7 @@ Mixtral and other mixtures of experts.
 Inside, activations are columns f[E, B * T], one a token: see `layers`.
 
 Letters: B batch rows, T nodes, S slots, V vocabulary, E model width, L layers, H query heads, K key/value heads,
-G = H / K, C head width, M feed-forward width, k experts of a token.
+G = H / K, C head width, M feed-forward width, X experts, k experts of a token.
 """
 import dataclasses
 import functools
@@ -75,17 +75,18 @@ class Decoder:
                         config=dataclasses.replace(c, layers=len(layers), windows=windows_left, moe=mixture))
 
   def forward(self, tokens, positions, mask, cache, *, before=None, resume=None, features=(),
-              experts=False) -> base.ForwardOutput:
-    """See `base.Target.forward`. With `experts` the experts that nodes go through are returned as well."""
+              experts=False, routers=False) -> base.ForwardOutput:
+    """See `base.Target.forward`. With `experts` the experts that nodes go through are returned as well, with `routers`
+    the logits that chose them."""
     chex.assert_equal_shape([tokens, positions])
     earlier = 0 if before is None else before.nodes
     chex.assert_shape(mask, (*tokens.shape, earlier + tokens.shape[1]))
     c = self.config
     columns = lambda rows: rows.reshape(-1, rows.shape[-1]).T
-    rows = lambda x: x.T.reshape(*tokens.shape, c.width)
+    rows = lambda x: x.T.reshape(*tokens.shape, -1)
     with jax.named_scope("forward"):
       scope = functools.cache(lambda window, slots: _scope(c, window, positions, mask, cache.length, slots))
-      keys, values, seen, chosen = [], [], {}, []
+      keys, values, seen, chosen, routed = [], [], {}, [], []
       if resume is None:
         x = self._embed(tokens, positions)
       else:
@@ -99,13 +100,16 @@ class Decoder:
         sees = scope(c.window(i), cache.keys[i].shape[3])
         x, k, v, through = _block(c, self.weights.layers[i], x, *sees, cache.keys[i], cache.values[i], above)
         if experts and through is not None:
-          chosen.append(through.reshape(*tokens.shape, -1))
+          chosen.append(through[0].reshape(*tokens.shape, -1))
+        if routers and through is not None:
+          routed.append(rows(through[1]))
         keys.append(k)
         values.append(v)
       seen[c.layers] = x
       hidden = rows(_norm(c, x, self.weights.final_norm, self.weights.final_norm_bias))
     return base.ForwardOutput(hidden=hidden, in_flight=cache_lib.InFlight(tuple(keys), tuple(values)),
-                              features=tuple(rows(seen[i]) for i in features), experts=tuple(chosen))
+                              features=tuple(rows(seen[i]) for i in features), experts=tuple(chosen),
+                              routers=tuple(routed))
 
   def logits(self, hidden: jax.Array) -> jax.Array:
     """See `base.Target.logits`."""
@@ -151,7 +155,7 @@ def _norm(c: config_lib.DecoderConfig, x, weight, bias=None):
 @functools.partial(jax.jit, static_argnums=0)
 def _block(c: config_lib.DecoderConfig, layer, x, cos, sin, visible, mask, cached_keys, cached_values, before=None):
   """One layer: x f[E, B * T] -> x, keys f[B, K, C, T], values f[B, K, T, C], and the experts i32[B * T, k] that nodes
-  go through, None where there are none; `before` are keys and values in flight."""
+  go through with the router's logits f[X, B * T], None where there are none; `before` are keys and values in flight."""
   batch, width = mask.shape[:2]
   heads, kv, size = c.heads, c.kv_heads, c.head_width
   with jax.named_scope("attention"):
@@ -177,9 +181,9 @@ def _block(c: config_lib.DecoderConfig, layer, x, cos, sin, visible, mask, cache
     attended = x + _norm(c, out, layer.attention_post_norm)
   with jax.named_scope("mlp"):
     out = _norm(c, x if c.parallel else attended, layer.mlp_norm, layer.mlp_norm_bias)
-    chosen = None
+    through = None
     if layer.router is not None:
-      out, chosen = moe.mixture(c.moe, layer, out, c.activation)
+      out, *through = moe.mixture(c.moe, layer, out, c.activation)
     else:
       out = layers.linear(layer.gate_up, out, layer.gate_up_bias)
       if c.gated:
@@ -189,4 +193,4 @@ def _block(c: config_lib.DecoderConfig, layer, x, cos, sin, visible, mask, cache
         out = layers.activate(out, c.activation)
       out = layers.linear(layer.down, out, layer.down_bias)
     x = attended + _norm(c, out, layer.mlp_post_norm)
-  return x, keys, values, chosen
+  return x, keys, values, through

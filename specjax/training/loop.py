@@ -11,29 +11,41 @@ import time
 from typing import Any, Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as orbax
 
 from specjax.training import corpus
 
+_LEAST = 1e-3  # of a row, so that one of zeros still moves
+
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-  """Optimizer and its length: AdamW, warm-up and cosine decay to a tenth, gradients clipped by their global norm."""
+  """Optimizer and its length: AdamW, warm-up and cosine decay to a tenth, gradients clipped by their global norm.
+
+  With `relative` a step is multiplied by the root mean square of the row of the weight that it changes, as Adafactor's
+  are (arXiv 1804.04235, section 8; there by that of the whole matrix): for T5, whose first weights differ by a factor
+  of hundreds in size, so that no step of one size fits all. Rows, since one matrix holds queries, keys and values here.
+  """
   steps: int
   learning_rate: float = 1e-3
   warmup: int = 100
   weight_decay: float = 0.0
   clip: float = 0.5
   b2: float = 0.95
+  relative: bool = False
 
   def optimizer(self) -> optax.GradientTransformation:
     warmup = min(self.warmup, max(self.steps // 10, 1))
     rate = optax.warmup_cosine_decay_schedule(0.0, self.learning_rate, warmup, max(self.steps, warmup + 1),
                                               self.learning_rate / 10)
-    return optax.chain(optax.clip_by_global_norm(self.clip),
-                       optax.adamw(rate, b1=0.9, b2=self.b2, weight_decay=self.weight_decay))
+    steps = [optax.clip_by_global_norm(self.clip),
+             optax.adamw(rate, b1=0.9, b2=self.b2, weight_decay=self.weight_decay)]
+    if self.relative:
+      steps.append(optax.stateless(lambda changes, params: jax.tree.map(_by_row, changes, params)))
+    return optax.chain(*steps)
 
 
 def run(folder, params: Any, loss: Callable, batch: Callable, schedule: Schedule, *, arguments: tuple = (),
@@ -94,6 +106,11 @@ def run(folder, params: Any, loss: Callable, batch: Callable, schedule: Schedule
   manager.wait_until_finished()
   manager.close()
   return params
+
+
+def _by_row(change, weight):
+  size = jnp.sqrt(jnp.mean(weight * weight, axis=-1, keepdims=weight.ndim > 1))
+  return change * jnp.maximum(size, _LEAST)
 
 
 def read_metrics(folder) -> list[dict]:

@@ -14,6 +14,7 @@ from specjax.checkpoints import CheckpointError, Tokenizer, load, read_folder
 from specjax.checkpoints import folder_writer
 from specjax.checkpoints.gguf_header import GGUFHeader
 from specjax.models import decoder
+from specjax.models.config import MoE
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
 TEXTS = ["Hello  world", " a", "naïve ½ ﬁ 東京 😀", "line\n\n  two", ""]
@@ -55,6 +56,25 @@ def test_the_tensors_are_those_of_the_folder_that_transformers_wrote(tmp_path, n
   for key in written.keys() & known.keys() - {"rope_parameters", "eos_token_id"}:
     assert written[key] == known[key], key
   assert written["rope_theta"] == written["rope_parameters"]["rope_theta"] == config.rope_theta
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_mixture_of_experts_that_is_written_and_read_is_the_same_bit_by_bit(tmp_path, dtype):
+  """Under the names, and in the shapes, of the folder that Transformers wrote."""
+  from safetensors.numpy import load_file
+  folder = FIXTURES / "families" / "mixtral"
+  config, weights, tokenizer = load(folder, dtype=dtype)
+  config = dataclasses.replace(config, windows=())  # of which the fixture has some
+  specjax.save(tmp_path, decoder.Decoder(weights=weights, config=config), tokenizer)
+  again, read, _ = load(tmp_path, dtype=dtype)
+  assert again == config and again.moe.experts == 6
+  same(read, weights)
+  theirs, ours = (load_file(path / "model.safetensors") for path in (folder, tmp_path))
+  assert ours.keys() == theirs.keys()
+  assert dtype != jnp.float32 or all(np.array_equal(ours[key], value) for key, value in theirs.items())
+  known, written = (json.loads((path / "config.json").read_text()) for path in (folder, tmp_path))
+  for key in ("architectures", "num_local_experts", "num_experts_per_tok", "intermediate_size", "rms_norm_eps"):
+    assert written[key] == known[key], key
 
 
 def test_half_precision_is_written_when_asked_for(tmp_path):
@@ -120,12 +140,15 @@ def test_the_default_models_tokenizer_is_the_same_from_its_files(tmp_path):
 def test_what_is_not_written(tmp_path):
   config, weights, tokenizer = load(FIXTURES / "tiny_llama")
   write = lambda config: folder_writer.write_folder(tmp_path / "no", config, weights, tokenizer)
-  with pytest.raises(CheckpointError, match="'gemma'.*llama, qwen2"):
+  with pytest.raises(CheckpointError, match="'gemma'.*llama, qwen2, mixtral"):
     write(dataclasses.replace(config, family="gemma"))
   with pytest.raises(CheckpointError, match="'interleaved'"):
     write(dataclasses.replace(config, rope_layout="interleaved"))
   with pytest.raises(CheckpointError, match="96 tokens and the embedding 40 rows"):
     write(dataclasses.replace(config, vocab_size=40))
+  with pytest.raises(CheckpointError, match="divides the weights of the chosen experts by their sum"):
+    moe = MoE(experts=4, chosen=2, width=config.mlp_width, renormalised=False)
+    write(dataclasses.replace(config, family="mixtral", moe=moe))
   assert not (tmp_path / "no").exists()
   shards = files.write_folder(tmp_path / "shards", files.Model(), shards=2)
   with pytest.raises(CheckpointError, match="in shards"):

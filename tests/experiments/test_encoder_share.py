@@ -78,6 +78,28 @@ def test_the_encoders_share_by_length_of_inputs():
   assert without["encoder_ms"] is without["encoder_share"] is without["encoder_share_by_inputs"] is None
 
 
+def test_acceptance_by_language_pair_and_by_length_of_the_output():
+  record = lambda name, category, drafted, accepted, **changes: test_summary.record(
+      "ngram", name, category=category, drafted=drafted, accepted=accepted, encode_seconds=0.01, **changes)
+  records = [record("tico/en-ar/1:2", "translation", (4,), (3,), tokens=8, steps=4),
+             record("tico/en-ar/7", "translation", (4,), (1,), tokens=20, steps=16),
+             record("react/ko-en/7", "translation", (0,), (0,), tokens=9, steps=9),
+             record("a/en-ko/7", "chat", (2,), (1,), tokens=33, steps=11), record("b", "translation", (1,), (1,))]
+  group = summary_lib.summarize(records)["groups"][0]
+  assert group["by_language_pair"] == {
+      "en-ar": {"requests": 2, "tokens_per_step": 1.4, "acceptance_rate": 0.5},
+      "ko-en": {"requests": 1, "tokens_per_step": 1.0, "acceptance_rate": None}}
+  lengths = {key: (row["requests"], row["tokens_per_step"]) for key, row in group["by_output_length"].items()}
+  assert lengths == {"8": (3, 25 / 17), "16": (1, 1.25), "32": (1, 3.0)}
+  table = tables.breakdown([group], ["ngram"])
+  assert [section.title for section in table.sections] == [
+      "en-ar", "ko-en", "outputs of 8 tokens and more", "outputs of 16 tokens and more", "outputs of 32 tokens and more"]
+  assert [[cell.text for cell in cells] for _, cells in table.sections[0].rows + table.sections[1].rows] == [
+      ["2", "1.40", "50.0%"], ["1", "1.00", tables.DASH]]
+  without = summary_lib.summarize([test_summary.record("plain", "tico/en-ar/1", category="translation")])["groups"][0]
+  assert without["by_language_pair"] is without["by_output_length"] is None
+
+
 @pytest.mark.usefixtures("quick_compile")
 def test_stored_values_are_met():
   folder, golden = parity.stored()["t5_v11"]

@@ -62,6 +62,31 @@ def test_the_product_in_every_form(size, tokens, one):
   np.testing.assert_allclose(got[:, -1:], alone, atol=1e-5)
 
 
+def every_expert(gate_up, down, columns, chosen, share):
+  """The dense form: all experts for all tokens, of which those that were not chosen weigh nothing."""
+  gate, up = jnp.split(jnp.einsum("xme,en->xmn", gate_up, columns), 2, axis=1)
+  made = jnp.einsum("xem,xmn->xen", down, jax.nn.silu(gate) * up)
+  weight = jnp.zeros((gate_up.shape[0], columns.shape[1])).at[chosen, jnp.arange(len(chosen))[:, None]].add(share)
+  return jnp.einsum("xen,xn->en", made, weight)
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, None])
+def test_gradients_of_the_product_in_every_form(size):
+  """Of weights, tokens and shares, as the dense form has them; an expert without tokens gets none."""
+  rng = np.random.default_rng(4)
+  some = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)
+  gate_up, down, columns, wanted = some(5, 14, 10), some(5, 10, 7), some(10, 13), some(10, 13)
+  chosen = jnp.asarray(np.argsort(np.asarray(some(13, 4)), axis=1)[:, :2], jnp.int32)  # none to the fifth
+  share = jax.nn.softmax(some(13, 2))
+  loss = lambda form: lambda *given: (form(*given[:3], chosen, given[3]) * wanted).sum()
+  form = lambda *given: moe.experts(*given, activation="silu", size=size)
+  ours, theirs = (jax.jit(jax.grad(loss(f), argnums=(0, 1, 2, 3)))(gate_up, down, columns, share)
+                  for f in (form, every_expert))
+  for a, b in zip(ours, theirs, strict=True):
+    np.testing.assert_allclose(a, b, atol=2e-4)
+  assert not ours[0][4].any() and all(float(jnp.abs(ours[0][x]).max()) > 0 for x in range(4))
+
+
 @pytest.mark.parametrize("name", MIXTURES)
 def test_experts_that_are_stored_as_one_array(name, tmp_path):
   """The layout that Transformers 5 has in memory, made from the one that it writes."""

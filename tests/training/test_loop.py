@@ -85,6 +85,23 @@ def test_training_lowers_the_loss_and_writes_every_step_once(whole):
   assert rows[-1]["loss"] < rows[0]["loss"] / 2
 
 
+def test_relative_steps_are_those_of_adamw_times_the_size_of_each_row():
+  weights = {"matrix": jnp.asarray([[3.0, -4.0], [0.3, 0.4], [0.0, 0.0]]), "vector": jnp.asarray([6.0, 8.0])}
+  gradient = jax.tree.map(lambda x: 0.1 + jnp.cos(x), weights)
+  made = []
+  for relative in (False, True):
+    optimizer = loop.Schedule(steps=50, learning_rate=0.1, relative=relative).optimizer()
+    state = optimizer.init(weights)
+    for _ in range(3):
+      change, state = optimizer.update(gradient, state, weights)
+    made.append(change)
+  half = 0.5 ** 0.5
+  rows = np.array([[5 * half], [0.5 * half], [1e-3]])
+  np.testing.assert_allclose(made[1]["matrix"], made[0]["matrix"] * rows, rtol=1e-5)
+  np.testing.assert_allclose(made[1]["vector"], made[0]["vector"] * 10 * half, rtol=1e-5)
+  assert jnp.abs(made[0]["matrix"]).min() > 1e-3
+
+
 def test_a_run_that_is_killed_at_every_step_in_turn_is_the_run_that_never_was(whole, tmp_path):
   for step in range(STEPS):
     with pytest.raises(Killed):
