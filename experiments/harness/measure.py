@@ -150,6 +150,7 @@ def _measure_batch(plan, memory, batch, index, report):
   records, names, learnt, kept, before = [], list(plan.methods), {}, {}, None
   conversations, texts = [[] for _ in batch], [[] for _ in batch]
   turns = max(len(request.turns) for request in batch)
+  keeps = not models.encodes(plan.target)  # an encoder reads each turn alone
   for turn in range(turns):
     rows = [i for i, request in enumerate(batch) if turn < len(request.turns)]
     for i in rows:
@@ -163,7 +164,7 @@ def _measure_batch(plan, memory, batch, index, report):
       shift = (index + repeat) % len(names)
       for name in names[shift:] + names[:shift]:
         # Repeats write one text, so the first one's state serves all of them: caches are large.
-        result = _timed(plan, memory[name, repeat], prompts, seeds, keep=turn + 1 < turns and repeat == 0,
+        result = _timed(plan, memory[name, repeat], prompts, seeds, keep=keeps and turn + 1 < turns and not repeat,
                         kept=going_on.get(name, (None,))[0])
         if repeat == 0:
           kept[name] = result.kept, [prompt + ids for prompt, ids in zip(prompts, result.token_ids)]

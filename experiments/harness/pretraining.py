@@ -156,8 +156,8 @@ def _model(job, tokenizer):
                 heads=job.heads, head_width=job.width // job.heads, mlp_width=job.mlp_width, eos_ids=tokenizer.eos_ids)
   if job.family == "t5":
     return fresh.encoder_decoder(EncoderDecoderConfig(
-        encoder_layers=job.layers, norm_eps=1e-6, buckets=32, max_distance=128, start_id=new_tokenizer.PAD, **shared),
-        job.seed)
+        encoder_layers=job.layers, norm_eps=1e-6, buckets=32, max_distance=128, opening=(new_tokenizer.PAD,),
+        scaled_head=True, **shared), job.seed)
   moe = MoE(experts=job.experts, chosen=job.chosen, width=job.mlp_width, renormalised=True)
   return fresh.decoder(DecoderConfig(
       kv_heads=job.heads, norm_eps=1e-5, rope_theta=10000.0, max_context=job.max_tokens, family=job.family,

@@ -19,7 +19,8 @@ def write_folder(folder, config: EncoderDecoderConfig, weights: EncoderDecoderWe
   as in every published T5.
 
   Raises:
-    CheckpointError: another family; a head whose scale `tie_word_embeddings` does not tell.
+    CheckpointError: another family; a head whose scale `tie_word_embeddings` does not tell; more than one token that
+      decoding begins with.
   """
   if config.family not in _ARCHITECTURES:
     raise CheckpointError(f"a model of the family {config.family!r} is not written (written: "
@@ -27,7 +28,10 @@ def write_folder(folder, config: EncoderDecoderConfig, weights: EncoderDecoderWe
   if config.scaled_head != (config.tied and config.family == "t5") or config.tied and config.family == "mt5":
     raise CheckpointError(f"scaled_head={config.scaled_head}, tied={config.tied}: a folder of {config.family} says by "
                           "one key that the head is the embedding and scaled, or neither")
-  generation = {"decoder_start_token_id": config.start_id, "pad_token_id": config.start_id}
+  if len(config.opening) > 1:
+    raise CheckpointError(f"opening={config.opening}: a folder of {config.family} names the one token that decoding "
+                          "begins with")
+  generation = {"decoder_start_token_id": config.opening[0], "pad_token_id": config.opening[0]}
   folder_writer.put(folder, describe(config), tensors(config, weights), tokenizer, config.vocab_size, dtype,
                     generation=generation)
 
@@ -55,5 +59,6 @@ def describe(config: EncoderDecoderConfig) -> dict:
       "num_layers": config.encoder_layers, "num_decoder_layers": config.layers, "num_heads": config.heads,
       "feed_forward_proj": kind, "layer_norm_epsilon": config.norm_eps, "dropout_rate": 0.0,
       "relative_attention_num_buckets": config.buckets, "relative_attention_max_distance": config.max_distance,
-      "tie_word_embeddings": config.tied, "decoder_start_token_id": config.start_id, "pad_token_id": config.start_id,
+      "tie_word_embeddings": config.tied, "decoder_start_token_id": config.opening[0],
+      "pad_token_id": config.opening[0],
       "eos_token_id": ids[0] if len(ids) == 1 else ids or None}

@@ -23,7 +23,8 @@ MIXTURE = fresh.decoder(DecoderConfig(
     kv_heads=2, norm_eps=1e-5, rope_theta=1e4, max_context=64, family="mixtral",
     moe=MoE(experts=4, chosen=2, width=24, renormalised=True), **_SIZES), 0)
 T5 = fresh.encoder_decoder(EncoderDecoderConfig(
-    encoder_layers=1, norm_eps=1e-6, buckets=8, max_distance=20, start_id=0, **_SIZES), 0)
+    encoder_layers=1, norm_eps=1e-6, buckets=8, max_distance=20, opening=(0,), scaled_head=True,
+    **_SIZES), 0)
 
 
 def log_softmax(x):
