@@ -1,8 +1,9 @@
-"""A conversation: turn after turn behind one committed cache, so that no token of it is run twice.
+"""A conversation: turn after turn behind one committed cache, so that a turn runs what is new and little else.
 
 A turn's prompt is what stands there already, prompts and answers as they were generated, and what the chat template
 writes behind it. Where a template rewrites what it wrote before (some leave earlier thoughts out), that is the prompt,
-and the turn begins from the first token: `reused` says which of the two it was. What is in the cache has been verified,
+and the turn begins from the first token. So it does where the conversation enters another bucket of slots under a
+proposer whose state has their size. `reused` says which of the two it was. What is in the cache has been verified,
 so the next turn is exact whatever drafted this one.
 """
 from collections.abc import Iterator

@@ -156,7 +156,8 @@ def commit(target, proposer, state: DecodeState, outcome: Outcome) -> DecodeStat
     write = lambda old, new: old.at[row, slot].set(new, mode="drop")
     beyond = jnp.zeros_like(active)
     if proposer.draft_context is not None:
-      beyond = state.length >= proposer.draft_context
+      known = state.length if not proposer.behind_inputs or cache.cross is None else state.length - cache.cross.inputs
+      beyond = known >= proposer.draft_context
     constraint_state = state.constraint_state
     if state.constraint is not None:
       constraint_state = constraints.advance_by(state.constraint, constraint_state, emitted, count)

@@ -103,7 +103,8 @@ def generate(target, proposer, prompts, params: sampling.SamplingParams | None =
     keep: whether the result holds the last state, caches and all, for a next call's `kept`.
     kept: the last state of an earlier call with the same target, proposer and number of rows, the next turn of a
       conversation. Where every prompt begins with that call's prompt and output, their tokens are not run again;
-      otherwise all are. `GenerateResult.reused` says how many were kept. A state serves once: its buffers are taken
+      otherwise all are, and likewise if the proposer's state has the size of another bucket of slots.
+      `GenerateResult.reused` says how many were kept. A state serves once: its buffers are taken
       over.
 
   Returns:

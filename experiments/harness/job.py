@@ -127,7 +127,9 @@ class Job:
     longest = max((r["prompt_ids"] + r["token_ids"] for r in records), key=len)
     # Passes of up to 64 tokens are timed behind a text: it must leave room for them.
     text = longest[:max(1, target.max_context - decode.WIDTHS[-1])]
-    return write(self._step_costs(records), None if routing is None else expert_costs.measure(target, text))
+    step_costs = self._step_costs(records)
+    summary = write(step_costs)
+    return summary if routing is None else write(step_costs, expert_costs.measure(target, text))
 
   def write_report(self):
     """Writes `report.html` and `plots/`; returns the report's path."""

@@ -149,14 +149,16 @@ def measure(plan: Plan, report=lambda: None) -> collections.abc.Iterator[list[di
 def _measure_batch(plan, memory, batch, index, report):
   records, names, learnt, kept, before = [], list(plan.methods), {}, {}, None
   conversations, texts = [[] for _ in batch], [[] for _ in batch]
-  turns = max(len(request.turns) for request in batch)
+  turns, room = max(len(request.turns) for request in batch), None
   keeps = not models.encodes(plan.target)  # an encoder reads each turn alone
   for turn in range(turns):
     rows = [i for i, request in enumerate(batch) if turn < len(request.turns)]
     for i in rows:
       conversations[i].append({"role": "user", "content": batch[i].turns[turn]})
     prompts = [_encode(plan, conversations[i], texts[i]) for i in rows]
-    alike = rows == before and all(ids == texts[i] for _, all_ids in kept.values() for i, ids in zip(rows, all_ids))
+    # Proposers whose state would have to grow begin anew: then all methods do.
+    last, room = room, drivers.bucket(max(map(len, prompts)) + plan.max_new_tokens, plan.target.max_context)
+    alike = (rows, room) == (before, last) and all(ids == texts[i] for _, all_ids in kept.values() for i, ids in zip(rows, all_ids))
     going_on, kept, before = kept if alike else {}, {}, rows
     seeds = [_seed(batch[i].id, turn) for i in rows]
     replies = {}

@@ -142,6 +142,9 @@ def _tokenizer(job, rows):
   tokenizer = checkpoints.Tokenizer.from_folder(job.tokenizer)
   if not tokenizer.eos_ids:
     raise ValueError(f"--tokenizer={job.tokenizer}: it has no end of sequence, with which documents and answers end")
+  if job.family == "t5" and tokenizer.tokens()[new_tokenizer.PAD] != new_tokenizer.PAD_TOKEN:
+    raise ValueError(f"--tokenizer={job.tokenizer}: id {new_tokenizer.PAD} is {tokenizer.tokens()[new_tokenizer.PAD]!r}; "
+                     f"a T5 begins with it, and it must be {new_tokenizer.PAD_TOKEN!r}")
   return tokenizer
 
 

@@ -133,7 +133,8 @@ def _windows(requests, windows):
   if not sizes:
     return None
   first = [r for records in requests.values() for r in records if r["repeat"] == 0]
-  beyond = sum(max(0, min(len(r["token_ids"]), r["prompt_tokens"] + len(r["token_ids"]) - sizes[0])) for r in first)
+  # Before output token j stand as many tokens as the prompt has, and j.
+  beyond = sum(max(0, min(len(r["token_ids"]), r["prompt_tokens"] + len(r["token_ids"]) - 1 - sizes[0])) for r in first)
   return {"layers": sum(window is not None for window in windows), "of_layers": len(windows), "tokens": sizes,
           "beyond": beyond / max(1, sum(len(r["token_ids"]) for r in first))}
 

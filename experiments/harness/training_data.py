@@ -85,7 +85,7 @@ def write(job: Job, folder, *, progress) -> dict:
       continue
     text = request.get("prompt") or request["turns"][0]
     ids = _prompt(target, tokenizer, text)
-    if len(ids) > min(job.max_prompt_tokens, target.max_context - job.max_new_tokens):
+    if len(ids) > job.max_prompt_tokens or models.room(target, len(ids)) < job.max_new_tokens:
       long += 1
     else:
       prompts.append(ids)

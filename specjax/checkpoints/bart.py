@@ -42,9 +42,7 @@ _SHARED, _HEAD, _LOGITS_BIAS = "shared.weight", "lm_head.weight", "final_logits_
 _COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 _UNUSED = ("encoder.version", "decoder.version")  # of old folders; never read
 _NEUTRAL = {"is_encoder_decoder": (True,), "is_decoder": (False,), "quantization_config": (None,),
-            "add_bias_logits": (False,), "extra_pos_embeddings": (OFFSET,), "share_encoder_decoder_embeddings": (True,)}
-_NEUTRAL_GENERATION = {"forced_decoder_ids": (None,), "suppress_tokens": (None, []),
-                       "begin_suppress_tokens": (None, []), "sequence_bias": (None,)}
+            "add_bias_logits": (False,), "share_encoder_decoder_embeddings": (True,)}
 _ACTIVATIONS = {"relu": "relu", "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh"}
 
 
@@ -155,7 +153,7 @@ def _config(folder, s) -> EncoderDecoderConfig:
   path = folder / "generation_config.json"
   generation = Settings(path, folder_vocabulary.read_json(path))
   for source in (generation, s):
-    source.require(_NEUTRAL_GENERATION)
+    source.require(encoder_decoders.NEUTRAL_GENERATION)
   kind, vocab_size = s.get("activation_function", "gelu"), s.count("vocab_size")
   if kind not in _ACTIVATIONS:
     raise s.error("activation_function", f"supported are {', '.join(_ACTIVATIONS)}")
@@ -175,7 +173,7 @@ def _config(folder, s) -> EncoderDecoderConfig:
         eos_ids=folder_vocabulary.eos_ids(folder), positions="table", norm="layer",
         post_norm=not parts["normalize_before"], activation=_ACTIVATIONS[kind], scaled_queries=True,
         embedding_scale=width ** 0.5 if s.flag("scale_embedding") else 1.0,
-        tied=s.flag("tie_word_embeddings", True), banned_ids=_banned_ids(generation, s), max_inputs=positions,
+        tied=s.flag("tie_word_embeddings", True), banned_ids=encoder_decoders.banned_ids(generation, s), max_inputs=positions,
         max_outputs=positions, max_context=2 * positions, family=s.get("model_type"))
   except CheckpointError:
     raise
@@ -194,12 +192,3 @@ def _opening(generation, s) -> tuple[int, ...]:
   if type(forced) is not int:
     raise s.error("forced_bos_token_id", "an id is expected")
   return start, forced
-
-
-def _banned_ids(generation, s) -> tuple[int, ...]:
-  """Ids that are never emitted, by `bad_words_ids`."""
-  lists = encoder_decoders.either(generation, s, "bad_words_ids") or []
-  if not isinstance(lists, list) or not all(
-      isinstance(ids, list) and len(ids) == 1 and type(ids[0]) is int for ids in lists):
-    raise s.error("bad_words_ids", f"lists of one id are supported, not {lists!r}: a banned sequence is not")
-  return tuple(sorted({ids[0] for ids in lists}))

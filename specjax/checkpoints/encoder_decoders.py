@@ -1,10 +1,15 @@
-"""What readers of encoder-decoders share: how weights are put together, and the token that decoding begins with."""
+"""What readers of encoder-decoders share: how weights are put together, the token that decoding begins with, and
+ids that are never emitted."""
 import dataclasses
 
 from specjax.checkpoints.settings import Settings
 from specjax.models.encoder_decoder_config import EncoderDecoderConfig
 from specjax.models.encoder_decoder_weights import CrossWeights, EncoderDecoderWeights
 from specjax.models.weights import LayerWeights
+
+# Keys of either file that change the law, with the values that leave it as it is; `banned_ids` reads bad_words_ids.
+NEUTRAL_GENERATION = {"forced_decoder_ids": (None,), "suppress_tokens": (None, []),
+                      "begin_suppress_tokens": (None, []), "sequence_bias": (None,)}
 
 
 def weights(config: EncoderDecoderConfig, built) -> EncoderDecoderWeights:
@@ -37,3 +42,12 @@ def either(generation: Settings, s: Settings, key: str):
   if len(found) > 1 and found[0] != found[1]:
     raise generation.error(key, f"config.json says {s.get(key)!r}; make them agree")
   return found[0] if found else None
+
+
+def banned_ids(generation: Settings, s: Settings) -> tuple[int, ...]:
+  """Ids that are never emitted, by `bad_words_ids`."""
+  lists = either(generation, s, "bad_words_ids") or []
+  if not isinstance(lists, list) or not all(
+      isinstance(ids, list) and len(ids) == 1 and type(ids[0]) is int for ids in lists):
+    raise s.error("bad_words_ids", f"lists of one id are supported, not {lists!r}: a banned sequence is not")
+  return tuple(sorted({ids[0] for ids in lists}))

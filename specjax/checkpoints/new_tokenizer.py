@@ -9,7 +9,7 @@ from specjax.checkpoints.errors import CheckpointError
 from specjax.checkpoints.tokenizer import Tokenizer
 
 PAD, EOS = 0, 1
-_PAD, _EOS = "<pad>", "</s>"
+PAD_TOKEN, _EOS = "<pad>", "</s>"
 
 
 def train(texts: Iterable[str], vocab: int, sentinels: int = 0) -> Tokenizer:
@@ -32,7 +32,7 @@ def train(texts: Iterable[str], vocab: int, sentinels: int = 0) -> Tokenizer:
   backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
   backend.decoder = tokenizers.decoders.ByteLevel()
   backend.train_from_iterator(texts, tokenizers.trainers.BpeTrainer(
-      vocab_size=vocab - sentinels, special_tokens=[_PAD, _EOS], initial_alphabet=sorted(alphabet),
+      vocab_size=vocab - sentinels, special_tokens=[PAD_TOKEN, _EOS], initial_alphabet=sorted(alphabet),
       show_progress=False))
   if sentinels:
     backend.add_special_tokens([_sentinel(i) for i in reversed(range(sentinels))])
@@ -41,7 +41,7 @@ def train(texts: Iterable[str], vocab: int, sentinels: int = 0) -> Tokenizer:
   found = backend.get_vocab_size(with_added_tokens=True)
   if found != vocab:
     raise CheckpointError(f"the texts give {found} ids, not {vocab}: ask for so many, or give more text")
-  return Tokenizer(backend, byte_level=True, eos_ids=[EOS], special_tokens={"pad_token": _PAD, "eos_token": _EOS})
+  return Tokenizer(backend, byte_level=True, eos_ids=[EOS], special_tokens={"pad_token": PAD_TOKEN, "eos_token": _EOS})
 
 
 def sentinels(tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ _SHARED, _HEAD = "shared.weight", "lm_head.weight"
 _COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 _UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"  # of old folders; never read
 _NEUTRAL = {"is_encoder_decoder": (True,), "is_decoder": (False,), "quantization_config": (None,)}
-_NEUTRAL_GENERATION = {"forced_bos_token_id": (None,), "forced_decoder_ids": (None,)}
+_NEUTRAL_GENERATION = {"forced_bos_token_id": (None,)}
 # feed_forward_proj -> activation, gated; gated-gelu means the approximation, whatever `dense_act_fn` an old file says.
 _FEED_FORWARD = {"relu": ("relu", False), "silu": ("silu", False), "gelu_new": ("gelu_tanh", False),
                  "gated-relu": ("relu", True), "gated-silu": ("silu", True), "gated-gelu": ("gelu_tanh", True)}
@@ -117,7 +117,8 @@ def _config(folder, s) -> EncoderDecoderConfig:
   s.require(_NEUTRAL)
   path = folder / "generation_config.json"
   generation = Settings(path, folder_vocabulary.read_json(path))
-  generation.require(_NEUTRAL_GENERATION)
+  for source in (generation, s):
+    source.require(_NEUTRAL_GENERATION | encoder_decoders.NEUTRAL_GENERATION)
   family, tied = s.get("model_type"), s.flag("tie_word_embeddings", True)
   if family == "mt5" and tied:
     raise s.error("tie_word_embeddings", "false is supported with mt5, and an lm_head of its own: versions of "
@@ -138,7 +139,7 @@ def _config(folder, s) -> EncoderDecoderConfig:
         head_width=s.count("d_kv"), mlp_width=s.count("d_ff"), norm_eps=s.real("layer_norm_epsilon", 1e-6),
         buckets=s.count("relative_attention_num_buckets", 32),
         max_distance=s.count("relative_attention_max_distance", 128),
-        opening=(encoder_decoders.start_id(generation, s),),
+        opening=(encoder_decoders.start_id(generation, s),), banned_ids=encoder_decoders.banned_ids(generation, s),
         eos_ids=folder_vocabulary.eos_ids(folder), activation=activation, gated=gated, tied=tied,
         scaled_head=family == "t5" and s.flag("scale_decoder_outputs", tied), family=family)
   except CheckpointError:

@@ -195,6 +195,10 @@ class Tokenizer:
                                      eos_ids=self.eos_ids, chat_template=self._template,
                                      special_tokens=self._special_tokens)
 
+  def is_special(self, index: int) -> bool:
+    """Whether an id is a control token, which no text spells."""
+    return index in self._special_ids
+
   def token_bytes(self, index: int, *, skip_special_tokens: bool = True) -> bytes:
     """The bytes that an id adds to the text; raises ValueError for an id outside of the vocabulary."""
     if skip_special_tokens and index in self._special_ids:

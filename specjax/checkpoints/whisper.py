@@ -4,8 +4,9 @@ Sources: arXiv 2212.04356; `configuration_whisper`, `modeling_whisper` and `gene
 and the folders published under openai and distil-whisper. Tensors are called as BART's are, and keys have no biases.
 
 What the decoder begins with: the start token, and of models of many languages a language and a task, then the token
-that leaves out times. A folder is read as English that is transcribed; `opening` gives another choice. Differences
-from Transformers' `generate`: no language is detected, and sound is at most 30 seconds. `suppress_tokens` are never
+that leaves out times. `language` and `task` of generation_config.json choose them, then `forced_decoder_ids` there or
+in config.json; a folder that says neither is read as English that is transcribed. `opening` gives another choice.
+Differences from Transformers' `generate`: no language is detected, and sound is at most 30 seconds. `suppress_tokens` are never
 emitted, and `begin_suppress_tokens` not as the first of an output.
 """
 import pathlib
@@ -131,9 +132,32 @@ def _opening(generation, s) -> tuple[int, ...]:
   begin = [encoder_decoders.start_id(generation, s)]
   languages, tasks = generation.object("lang_to_id"), generation.object("task_to_id")
   if languages.values:
-    begin += [languages.get("<|en|>"), tasks.get("transcribe")]
+    begin += [_chosen(generation, "language", languages, "<|en|>"), _chosen(generation, "task", tasks, "transcribe")]
   begin.append(generation.get("no_timestamps_token_id"))
   if not all(type(index) is int for index in begin):
     raise generation.error("no_timestamps_token_id", "an id is required, and lang_to_id and task_to_id must name "
                            "<|en|> and transcribe in a model of many languages")
+  if generation.get("language") is None and generation.get("task") is None:
+    source = s if generation.get("forced_decoder_ids") is None else generation
+    for place, index in _forced(source, len(begin)):
+      begin[place] = begin[place] if index is None else index
   return tuple(begin)
+
+
+def _chosen(generation, key, ids, default):
+  """The id that a key of generation_config.json names: of a language as "<|de|>" or "de", of a task by its name."""
+  value = generation.get(key, default)
+  name = value if value in ids.values or key == "task" else f"<|{value}|>"
+  if key in generation.values and name not in ids.values:
+    raise generation.error(key, f"allowed are {', '.join(ids.values)}")
+  return ids.get(name)
+
+
+def _forced(source, size) -> list:
+  """Pairs of a place behind the start and its id, or None for what is not forced there."""
+  pairs = source.get("forced_decoder_ids", [])
+  if not isinstance(pairs, list) or not all(
+      isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is int and 1 <= pair[0] < size and
+      (pair[1] is None or type(pair[1]) is int) for pair in pairs):
+    raise source.error("forced_decoder_ids", f"pairs of a place, 1 to {size - 1}, and an id or null are expected")
+  return pairs

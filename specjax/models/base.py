@@ -154,8 +154,18 @@ def decoder_only(target, method: str) -> None:
                      "decoder as the target, or draft by lookup, a draft model or some of the target's layers")
 
 
-def attends(target, method: str) -> None:
-  """Raises ValueError for a target without attention, where `method` counts on keys and values of every token."""
-  if not isinstance(jax.eval_shape(lambda: target.init_cache(1, 1)), cache_lib.KVCache):
-    raise ValueError(f"{method} is for targets with attention, whose cache holds every token, and "
-                     f"{type(target).__name__} carries a state on; use such a decoder")
+def attends(model, method: str) -> None:
+  """Raises ValueError for a model without attention, where `method` counts on keys and values of every token."""
+  if not isinstance(jax.eval_shape(lambda: model.init_cache(1, 1)), cache_lib.KVCache):
+    raise ValueError(f"{method} is for models with attention, whose cache holds every token, and "
+                     f"{type(model).__name__} carries a state on; use such a decoder")
+
+
+def takes_back(model, slots: int, method: str) -> None:
+  """Raises ValueError for a model whose cache of so many slots cannot be cut, where `method` takes tokens back: a state,
+  or a ring in which later tokens have taken the place of earlier ones."""
+  attends(model, method)
+  windows = [window for window in getattr(getattr(model, "config", None), "windows", ()) if window is not None and window < slots]
+  if windows:
+    raise ValueError(f"{method} takes tokens of its text back, and layers of {type(model).__name__} keep the last "
+                     f"{min(windows)} tokens only, in texts of up to {slots}; use a model without windows")

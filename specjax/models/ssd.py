@@ -17,6 +17,8 @@ import jax.numpy as jnp
 
 from specjax.models import windows
 
+_EXACT = jax.lax.Precision.HIGHEST  # float32 is meant: the state carries an error on
+
 
 def sources(mask: jax.Array, taps: int) -> jax.Array:
   """Where the convolution of each node finds its inputs, the latest last: i32[B, T, W].
@@ -54,7 +56,7 @@ def convolve(tail: jax.Array, taps: jax.Array, sources: jax.Array, weight: jax.A
 def reach(decay: jax.Array, mask: jax.Array) -> jax.Array:
   """The logarithm of what is left of the committed state at each node, f32[B, T, G, R], of each node's own, `decay`
   f32[B, A, G, R], and who sees whom, `mask` bool[B, T, A]."""
-  return jnp.einsum("bta,bagr->btgr", mask.astype(jnp.float32), decay, precision=jax.lax.Precision.HIGHEST)
+  return jnp.einsum("bta,bagr->btgr", mask.astype(jnp.float32), decay, precision=_EXACT)
 
 
 def outputs(state: jax.Array, queries: jax.Array, keys: jax.Array, inputs: jax.Array, reach: jax.Array,
@@ -70,12 +72,12 @@ def outputs(state: jax.Array, queries: jax.Array, keys: jax.Array, inputs: jax.A
   """
   own = reach[:, -mask.shape[1]:]
   by_head = lambda x: x.transpose(0, 2, 3, 1)
-  from_state = jnp.einsum("bgrpn,btgn->bgrpt", state, queries) * jnp.exp(by_head(own))[..., None, :]
+  from_state = jnp.einsum("bgrpn,btgn->bgrpt", state, queries, precision=_EXACT) * jnp.exp(by_head(own))[..., None, :]
   left = by_head(own)[..., None] - by_head(reach)[..., None, :]
   # Sums of ancestors differ by what lies between, never above 0; of other nodes the difference may be anything.
   left = jnp.exp(jnp.where(mask[:, None, None], jnp.minimum(left, 0.0), -jnp.inf))
-  scores = jnp.einsum("btgn,bagn->bgta", queries, keys)
-  return from_state + jnp.einsum("bgrta,bagrp->bgrpt", left * scores[:, :, None], inputs)
+  scores = jnp.einsum("btgn,bagn->bgta", queries, keys, precision=_EXACT)
+  return from_state + jnp.einsum("bgrta,bagrp->bgrpt", left * scores[:, :, None], inputs, precision=_EXACT)
 
 
 def gated_norm(x: jax.Array, gate: jax.Array, weight: jax.Array, groups: int, epsilon: float) -> jax.Array:

@@ -98,6 +98,10 @@ class Proposer(Protocol):
   def draft_context(self) -> int | None:
     """Longest text that it can draft behind; steps of rows beyond it are counted. None: no limit of its own."""
 
+  @property
+  def behind_inputs(self) -> bool:
+    """Whether its text is the decoder's alone, behind what an encoder reads: `draft_context` then counts that."""
+
   def init(self, target: models.Target, batch: int, capacity: int) -> State:
     """The state of `batch` rows that will hold at most `capacity` tokens.
 
@@ -146,6 +150,11 @@ def same_vocabulary(target: models.Target, drafter: models.Target) -> None:
     raise ValueError(f"the drafter's decoder begins with {models.opening(drafter)} behind its encoder's inputs, and "
                      f"texts of the target have {models.opening(target)} there; use a drafter of the same family, or "
                      "one without an encoder")
+  if models.encodes(drafter) and models.encodes(target):
+    limits = [(model.max_inputs, model.max_outputs) for model in (drafter, target)]
+    if limits[0][0] < limits[1][0] or limits[0][1] < limits[1][1]:
+      raise ValueError(f"the drafter reads {limits[0][0]} inputs and writes {limits[0][1]} tokens at most, and the target "
+                       f"{limits[1][0]} and {limits[1][1]}; use a drafter with as many positions")
   if drafter.vocab_size != target.vocab_size:
     raise ValueError(f"the drafter has {drafter.vocab_size} token ids and the target {target.vocab_size}: they do not "
                      "share a vocabulary; use a drafter of the same family")
@@ -200,6 +209,10 @@ class Defaults:
   @property
   def draft_context(self) -> int | None:
     return None
+
+  @property
+  def behind_inputs(self) -> bool:
+    return False
 
   def remember(self, state, outputs):
     """See `Proposer.remember`: nothing is kept."""

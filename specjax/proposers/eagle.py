@@ -51,6 +51,10 @@ class Headed:
     return tuple(sorted(set(self.head.features)))
 
   @property
+  def behind_inputs(self) -> bool:
+    return True
+
+  @property
   def draft_context(self) -> int:
     limit = self.head.config.max_context
     return min(limit, limit + 2 - self.max_depth)  # all levels of a tree have a place

@@ -29,6 +29,7 @@ from specjax import stopping
 from specjax import tree as tree_lib
 from specjax.checkpoints import tokenizer as tokenizer_lib
 from specjax.checkpoints import vocabulary_map
+from specjax.models import base as models
 from specjax.proposers import autoregressive
 from specjax.proposers import base
 from specjax.proposers import length as length_lib
@@ -107,6 +108,7 @@ class Retokenised(base.Defaults):
         raise ValueError(f"the {name} has {model.vocab_size} ids and its tokenizer {tokenizer.vocab_size}: they do not "
                          "belong together")
     slots = min(math.ceil(self.expansion * capacity), self.model.max_context)
+    models.takes_back(self.model, slots, "a drafter of another tokenizer")
     opening = vocabulary_map.opening_ids(self.drafter_tokenizer)
     ids = jnp.zeros((batch, slots), jnp.int32).at[:, :len(opening)].set(jnp.array(opening, jnp.int32))
     return State(cache=self.model.init_cache(batch, slots), ids=ids,

@@ -14,15 +14,18 @@ from specjax.training import losses
 from specjax.training import shifts
 
 
-def loss(made: list[jax.Array], rows: jax.Array, ids: jax.Array, batch: batches.Batch, recipe, vocab_size: int):
+def loss(made: list[jax.Array], rows: jax.Array, ids: jax.Array, batch: batches.Batch, recipe, vocab_size: int,
+         bias: jax.Array | None = None):
   """The loss of a batch and its metrics, as of `eagle3.loss`.
 
   Args:
     made: N x f[B, S, U], the logits of every depth. rows: f[U, D], the target's head at `ids` i32[U].
     recipe: with `decay`, depth i weighs decay ** i, `loss`, a name of `losses.BY_NAME` or `losses.TEXT`, which asks for
       the token of the text where it is a draft id, and `answers_only`.
+    bias: of the target's logits, see `shifts.Frozen`.
   """
-  law = jax.nn.softmax(jnp.einsum("bsd,ud->bsu", batch.hidden.astype(jnp.float32), rows))
+  law = jnp.einsum("bsd,ud->bsu", batch.hidden.astype(jnp.float32), rows)
+  law = jax.nn.softmax(law if bias is None else law + bias)
   drafted = shifts.is_drafted(ids, vocab_size)
   total, metrics, track = 0.0, {}, shifts.Track()
   for i, logits in enumerate(made):

@@ -72,7 +72,7 @@ def loss(params: eagle3.Eagle3Head, frozen: shifts.Frozen, ids: jax.Array, batch
     the draft vocabulary holds the label) "accuracy_i" given that all before were right, "share_i" that all up to i are.
   """
   made = passes(params, frozen.embedding, batch, recipe.passes)
-  return by_depth.loss(made, frozen.head, ids, batch, recipe, frozen.embedding.shape[0])
+  return by_depth.loss(made, frozen.head, ids, batch, recipe, frozen.embedding.shape[0], frozen.bias)
 
 
 def passes(params: eagle3.Eagle3Head, embedding: jax.Array, batch: batches.Batch, count: int) -> list[jax.Array]:

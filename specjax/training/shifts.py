@@ -34,11 +34,21 @@ class Frozen:
   """What the losses of heads that embed tokens read of the target."""
   embedding: jax.Array  # f[V, D]
   head: jax.Array       # f[U, D]; rows of the draft ids
+  bias: jax.Array | None = None  # f32[U]; of their logits, for a target whose logits have one or that bans ids
 
 
 def frozen(target, ids: np.ndarray) -> Frozen:
   """See `Frozen`; `ids` i32[U]."""
-  return Frozen(embedding=target.weights.embedding, head=head_rows(target, ids))
+  return Frozen(embedding=target.weights.embedding, head=head_rows(target, ids), bias=_bias(target, ids))
+
+
+def _bias(target, ids):
+  bias, banned = getattr(target.weights, "logits_bias", None), getattr(target.config, "banned_ids", ())
+  if bias is None and not banned:
+    return None
+  bias = jnp.zeros((len(ids),), jnp.float32) if bias is None else jnp.asarray(bias, jnp.float32)[np.asarray(ids)]
+  # Finite, so that no loss multiplies 0 by an infinity.
+  return jnp.where(np.isin(np.asarray(ids), banned), -1e9, bias)
 
 
 def head_rows(target, ids: np.ndarray) -> jax.Array:

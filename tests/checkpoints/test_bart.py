@@ -32,7 +32,6 @@ def edited(tmp_path):
 
 @pytest.mark.parametrize("name, change, named", [
     ("bart", {"normalize_before": True}, "normalize_before is True"),
-    ("bart", {"extra_pos_embeddings": 1}, "extra_pos_embeddings is 1"),
     ("bart", {"activation_function": "tanh"}, "activation_function is 'tanh'"),
     ("bart", {"encoder_attention_heads": 5}, "encoder_attention_heads is 5; decoder_attention_heads is 4"),
     ("bart", {"decoder_ffn_dim": 32}, "encoder_ffn_dim is 64; decoder_ffn_dim is 32"),
@@ -50,6 +49,21 @@ def edited(tmp_path):
 def test_keys_that_are_refused(edited, name, change, named):
   with pytest.raises(CheckpointError, match=named):
     specjax.load(edited(name, change))
+
+
+def test_a_mask_behind_the_rows_is_no_id(edited):
+  """As facebook/bart-large-cnn has it: the tokenizer's last id, a control token, has no row."""
+  folder = pathlib.Path(edited("bart", {"vocab_size": 95, "extra_pos_embeddings": 0}, tensors=lambda tensors: {
+      name: value[..., :95] if name == "final_logits_bias" else value[:95] if value.shape[0] == 96 else value
+      for name, value in tensors.items()}))
+  target, tokenizer = specjax.load(str(folder))
+  assert (target.vocab_size, tokenizer.vocab_size) == (95, 96) and tokenizer.is_special(95)
+  path = folder / "tokenizer.json"
+  described = json.loads(path.read_text())
+  described["added_tokens"] = [token | {"special": token["id"] != 95} for token in described["added_tokens"]]
+  path.write_text(json.dumps(described))
+  with pytest.raises(CheckpointError, match="96 tokens and the embedding only 95 rows"):
+    specjax.load(str(folder))
 
 
 @pytest.mark.parametrize("name, change, named", [

@@ -37,6 +37,8 @@ def edited(tmp_path):
     ({"decoder_attention_heads": 2}, {}, "encoder_attention_heads is 4; decoder_attention_heads is 2"),
     ({}, {"no_timestamps_token_id": None}, "no_timestamps_token_id is None"),
     ({}, {"task_to_id": None}, "task_to_id must name"),
+    ({}, {"language": "german"}, r"language is 'german'; allowed are <\|en\|>, <\|de\|>"),
+    ({}, {"forced_decoder_ids": [[4, 91]]}, "forced_decoder_ids is"),
     ({}, {"suppress_tokens": [96]}, r"banned_ids=\(96,\)"),
     ({}, {"begin_suppress_tokens": 5}, "begin_suppress_tokens is 5; a list of ids"),
     ({}, {"decoder_start_token_id": 89}, "decoder_start_token_id is 89; config.json says 90")])
@@ -56,6 +58,12 @@ def test_what_the_decoder_begins_with(edited):
     whisper.opening(tokenizer, "fr")
   with pytest.raises(ValueError, match="task='sing'"):
     whisper.opening(tokenizer, "en", "sing")
+  for config, generation, wanted in (
+      ({}, {"language": "de", "task": "translate"}, (90, 92, 94, 95)), ({}, {"language": "<|de|>"}, (90, 92, 93, 95)),
+      ({}, {"forced_decoder_ids": [[1, None], [2, 94]]}, (90, 91, 94, 95)),
+      ({"forced_decoder_ids": [[1, 92], [2, 93], [3, 95]]}, {}, (90, 92, 93, 95)),
+      ({"forced_decoder_ids": [[1, 92]]}, {"forced_decoder_ids": [[2, 94]]}, (90, 91, 94, 95))):
+    assert specjax.load(edited(config, generation))[0].opening == wanted
   english = specjax.load(edited(generation={"lang_to_id": None, "task_to_id": None}))[0]
   assert english.opening == (90, 95) and target.sound == (8, 80)
 

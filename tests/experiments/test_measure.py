@@ -187,7 +187,8 @@ def test_a_turn_goes_on_behind_the_last_one_if_all_methods_can(monkeypatch, toke
       return dataclasses.replace(result, tokens=np.where(result.tokens < 0, result.tokens, 31))
 
     monkeypatch.setattr(measure.drivers, "generate", alike)
-  run(make_plan(tokenizer, [request("z"), request("a", "one", "two", "three")], repeats=2))
+  plan = make_plan(tokenizer, [request("z"), request("a", "one", "two", "three")], repeats=2)
+  run(plan)
   # Calls of a turn: both methods, and both again in the other order.
   assert [call["keep"] for call in driver.calls] == [False] * 4 + [True, True, False, False] * 2 + [False] * 4
   kept = [None if call["kept"] is None else int(call["kept"]) for call in driver.calls]
@@ -196,6 +197,11 @@ def test_a_turn_goes_on_behind_the_last_one_if_all_methods_can(monkeypatch, toke
     turn = 4 * (index // 4)
     own = next(i for i in (turn - 4, turn - 3) if driver.arms[i] == driver.arms[index])
     assert kept[index] == (None if different else 30 + own + 1)
+  # In another bucket of slots a drafter's own cache would have to grow: then no method goes on.
+  del driver.calls[:]
+  monkeypatch.setattr(measure.drivers, "bucket", lambda needed, greatest: needed)
+  run(plan)
+  assert all(call["kept"] is None for call in driver.calls)
 
 
 def test_raw_prompts_are_not_laid_out(monkeypatch, tokenizer):

@@ -413,3 +413,12 @@ def _rounded(value):
   if isinstance(value, dict):
     return {name: _rounded(part) for name, part in value.items()}
   return float(f"{value:.9g}") if isinstance(value, float) else value
+
+
+def test_tokens_beyond_a_window_have_more_before_them_than_it_holds():
+  """Prompts within the window, at its end and behind it; the least of several windows counts."""
+  records = [record("plain", name, prompt_tokens=size, tokens=6) for name, size in (("a", 5), ("b", 8), ("c", 20))]
+  group, = (g for g in summary_lib.summarize(records, windows=(None, 9, 8))["groups"] if g["category"] == "all")
+  wanted = sum(size + place > 8 for size in (5, 8, 20) for place in range(6))
+  assert group["windows"] == {"layers": 2, "of_layers": 3, "tokens": [8, 9], "beyond": wanted / 18}
+  assert summary_lib.summarize(records, windows=(None, None))["groups"][0]["windows"] is None

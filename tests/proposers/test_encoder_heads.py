@@ -4,6 +4,7 @@ import json
 import pathlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -20,6 +21,7 @@ from specjax.training import batches
 from specjax.training import corpus
 from specjax.training import eagle3
 from specjax.training import recorder
+from specjax.training import shifts
 from specjax.training import trainers
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -33,8 +35,9 @@ DRAWN = proposers.Drawing(sampled=True)
 
 @pytest.fixture(scope="module")
 def head():
-  """One whose every part says something."""
+  """One whose every part says something, with room for the decoder's texts but not for the inputs before them."""
   made = eagle3.init(TARGET, IDS, LAYERS, jax.random.key(0))
+  made = made.replace(config=dataclasses.replace(made.config, max_context=20))
   keys = iter(jax.random.split(jax.random.key(1), 64))
   noisy = lambda x: x + 0.3 * jax.random.normal(next(keys), x.shape, x.dtype) if x.ndim == 2 else x
   return jax.tree.map(noisy, made)
@@ -51,7 +54,7 @@ def plain():
 def test_the_text_is_the_targets(head, plain, make):
   result = drivers.generate(TARGET, make(head), INPUTS, max_new_tokens=14, eos_ids=())
   assert result.token_ids == plain.token_ids
-  assert (result.counters.drafted_tokens > 0).all()
+  assert (result.counters.drafted_tokens > 0).all() and not result.counters.steps_beyond_draft_context.any()
 
 
 def test_it_reads_in_training_what_it_reads_in_drafting(head, plain):
@@ -83,6 +86,19 @@ def test_it_reads_in_training_what_it_reads_in_drafting(head, plain):
     for depth in range(3):
       share = np.exp(logits[depth, row, entry] - logits[depth, row, entry].max())
       np.testing.assert_allclose(laws[row, depth][IDS], share / share.sum(), atol=3e-3)  # features are float16
+
+
+@pytest.mark.parametrize("name", ["t5", "marian", "bart"])
+def test_the_law_that_is_learnt_is_the_targets(name):
+  """With what scales hidden states, the bias of logits, and ids that are banned: as `logits` gives it."""
+  target, _ = specjax.load(str(FOLDER.parent / name))
+  ids = np.arange(0, target.vocab_size, 3)  # 0 is banned in Marian
+  hidden = jax.random.normal(jax.random.key(2), (1, 4, target.config.width))
+  frozen = shifts.frozen(target, ids)
+  law = jnp.einsum("bsd,ud->bsu", hidden, frozen.head)
+  law = jax.nn.softmax(law if frozen.bias is None else law + frozen.bias)
+  np.testing.assert_allclose(law, jax.nn.softmax(target.logits(hidden)[..., ids]), atol=1e-6)
+  assert (frozen.bias is None) == (name == "t5")
 
 
 def test_a_corpus_holds_inputs_and_texts_apart(tmp_path):

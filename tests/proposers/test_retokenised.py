@@ -1,5 +1,6 @@
 """Drafting through text: what the drafter reads and keeps, how drafts are encoded again, and what text comes of it."""
 import dataclasses
+import pathlib
 
 from flax import struct
 import jax
@@ -9,12 +10,14 @@ import pytest
 
 import dummy_law
 import tiny_tokenizers
+import specjax
 from specjax import decode
 from specjax import drivers
 from specjax import proposers
 from specjax import testing
 from specjax import verifiers
 from specjax.checkpoints import vocabulary_map
+from specjax.models import base as models
 from specjax.proposers import retokenised
 from specjax.sampling import SamplingParams
 
@@ -187,6 +190,19 @@ def test_a_first_token_that_the_drafter_does_not_know_is_not_read_as_text():
 def test_options_are_checked(options, message):
   with pytest.raises(ValueError, match=message):
     make(**options)
+
+
+@pytest.mark.parametrize("folder, message", [("recurrent/mamba2", "carries a state on"),
+                                             ("families/mistral", "keep the last 8 tokens only")])
+def test_drafters_that_cannot_take_tokens_back_are_refused(folder, message):
+  """What was drafted and rejected would stay in a state, or in the place of older tokens of a ring."""
+  model, tokenizer = specjax.load(str(pathlib.Path(__file__).parents[1] / "fixtures" / folder))
+  proposer = make(model, tokenizer, tokenizer, num_tokens=3)
+  target = testing.DummyTarget(vocab=tokenizer.vocab_size)
+  with pytest.raises(ValueError, match=message):
+    proposer.init(target, 1, 256)
+  if folder == "families/mistral":  # a text within the window is as in any other cache
+    models.takes_back(model, 8, "this")
 
 
 def test_tokenizers_of_other_models_are_refused():
