@@ -272,7 +272,7 @@ def test_refusals():
   target = loaded("mamba2")
   with pytest.raises(ValueError, match=r"layers=\(2,\): .*0 to 1"):
     target.keep((2,))
-  with pytest.raises(ValueError, match="the search for layers is for targets with attention.*Mamba2"):
+  with pytest.raises(ValueError, match="the search for layers is for models with attention.*Mamba2"):
     layer_search.search(target, [[5, 6, 7]], 8, 8)
   tokens = jnp.zeros((1, 1), jnp.int32)
   with pytest.raises(ValueError, match=r"features=\(3,\): layer 3 is not run here"):
