@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from specjax import cache as cache_lib
 from specjax.models import base
 from specjax.models import config as config_lib
+from specjax.models import configured
 from specjax.models import layers
 from specjax.models import moe
 from specjax.models import weights as weights_lib
@@ -24,27 +25,10 @@ from specjax.models import windows
 
 
 @struct.dataclass
-class Decoder:
+class Decoder(configured.Configured):
   """A decoder: weights are leaves, the configuration is static. Implements `base.Target`."""
   weights: weights_lib.DecoderWeights
   config: config_lib.DecoderConfig = struct.field(pytree_node=False)
-
-  @property
-  def vocab_size(self) -> int:
-    return self.config.num_tokens
-
-  @property
-  def max_context(self) -> int:
-    return self.config.max_context
-
-  @property
-  def eos_ids(self) -> tuple[int, ...]:
-    return self.config.eos_ids
-
-  @property
-  def head(self) -> jax.Array:
-    """The output head f[V, E], padding rows included."""
-    return self.weights.embedding if self.weights.head is None else self.weights.head
 
   @property
   def routing(self) -> base.Routing | None:

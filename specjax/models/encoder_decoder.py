@@ -23,6 +23,7 @@ import numpy as np
 
 from specjax import cache as cache_lib
 from specjax.models import base
+from specjax.models import configured
 from specjax.models import encoder_decoder_config as config_lib
 from specjax.models import encoder_decoder_weights as weights_lib
 from specjax.models import layers
@@ -31,22 +32,10 @@ from specjax.models import windows
 
 
 @struct.dataclass
-class EncoderDecoder:
+class EncoderDecoder(configured.Configured):
   """Weights are leaves, the configuration is static. Implements `base.EncodingTarget`."""
   weights: weights_lib.EncoderDecoderWeights
   config: config_lib.EncoderDecoderConfig = struct.field(pytree_node=False)
-
-  @property
-  def vocab_size(self) -> int:
-    return self.config.num_tokens
-
-  @property
-  def max_context(self) -> int:
-    return self.config.max_context
-
-  @property
-  def eos_ids(self) -> tuple[int, ...]:
-    return self.config.eos_ids
 
   @property
   def max_inputs(self) -> int:
@@ -83,11 +72,6 @@ class EncoderDecoder:
       ValueError: no id, or one outside the vocabulary.
     """
     return self.replace(config=dataclasses.replace(self.config, opening=tuple(map(int, ids))))
-
-  @property
-  def head(self) -> jax.Array:
-    """The output head f[V, E], padding rows included."""
-    return self.weights.embedding if self.weights.head is None else self.weights.head
 
   def init_cache(self, batch: int, slots: int, inputs: int | None = None, skipped: int = 0) -> cache_lib.KVCache:
     """See `base.EncodingTarget.init_cache`."""

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 
 from specjax import recurrent_cache
 from specjax.models import base
+from specjax.models import configured
 from specjax.models import layers
 from specjax.models import mamba2_config as config_lib
 from specjax.models import mamba2_weights as weights_lib
@@ -29,27 +30,10 @@ from specjax.models import ssd
 
 
 @struct.dataclass
-class Mamba2:
+class Mamba2(configured.Configured):
   """Weights are leaves, the configuration is static. Implements `base.Target`."""
   weights: weights_lib.Mamba2Weights
   config: config_lib.Mamba2Config = struct.field(pytree_node=False)
-
-  @property
-  def vocab_size(self) -> int:
-    return self.config.num_tokens
-
-  @property
-  def max_context(self) -> int:
-    return self.config.max_context
-
-  @property
-  def eos_ids(self) -> tuple[int, ...]:
-    return self.config.eos_ids
-
-  @property
-  def head(self) -> jax.Array:
-    """The output head f[V, E], padding rows included."""
-    return self.weights.embedding if self.weights.head is None else self.weights.head
 
   @property
   def residual_dtype(self):
