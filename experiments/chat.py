@@ -11,6 +11,7 @@ from absl import flags
 
 from experiments.harness import cli
 from experiments.harness import methods
+from experiments.harness import one_method
 from experiments.harness import rules
 from experiments.harness import settings
 from experiments.harness import terminal
@@ -23,15 +24,8 @@ _METHOD = flags.DEFINE_string("method", "ngram", f"One of {', '.join(methods.NAM
 
 def main():
   pairs.apply()
-  if _METHOD.value == methods.ALL:
-    raise ValueError(f"--method={_METHOD.value}: a conversation has one method, of {', '.join(methods.NAMES)}")
-  methods.check([_METHOD.value])
-  params, verifier = settings.sampling_params(seeds=[settings.SEED.value]), rules.build()
-  rules.check({_METHOD.value: methods.outline(_METHOD.value)}, verifier)
-  target, tokenizer = specjax.load(settings.TARGET.value)
-  built = methods.build_all([_METHOD.value], methods.Given(target, tokenizer, settings.TARGET.value))
-  rules.check(built, verifier)
-  talk = specjax.Conversation(target, built[_METHOD.value], tokenizer, system=_SYSTEM.value, params=params,
+  target, tokenizer, proposer, params, verifier = one_method.build(_METHOD.value, "a conversation")
+  talk = specjax.Conversation(target, proposer, tokenizer, system=_SYSTEM.value, params=params,
                               max_new_tokens=settings.MAX_NEW_TOKENS.value, key=settings.random_key(),
                               verifier=verifier)
   while (message := _read()) is not None:
@@ -42,7 +36,7 @@ def main():
     print(flush=True)
     print(f"{answer.line()}; {talk.reused - reused} of {talk.prompt_tokens - prompt} prompt tokens were kept from "
           "before\n", file=sys.stderr, flush=True)
-  if not rules.keeps_the_law(verifier, built[_METHOD.value]):
+  if not rules.keeps_the_law(verifier, proposer):
     print(f"LOSSY: {rules.name_of(verifier)}; the text is not the target's", file=sys.stderr)
 
 

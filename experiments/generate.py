@@ -9,6 +9,7 @@ from absl import flags
 from experiments.harness import cli
 from experiments.harness import logprob_table
 from experiments.harness import methods
+from experiments.harness import one_method
 from experiments.harness import rules
 from experiments.harness import settings
 from experiments.harness import terminal
@@ -30,15 +31,7 @@ def main():
     raise ValueError("--prompt is empty; give the message that the model is to answer")
   if _RAW.value and _SYSTEM.value:
     raise ValueError("--system belongs to a chat template, which --raw leaves out; give one of the two")
-  if _METHOD.value == methods.ALL:
-    raise ValueError(f"--method={_METHOD.value}: generate runs one method, of {', '.join(methods.NAMES)}")
-  methods.check([_METHOD.value])
-  params, verifier = settings.sampling_params(seeds=[settings.SEED.value]), rules.build()
-  rules.check({_METHOD.value: methods.outline(_METHOD.value)}, verifier)
-  target, tokenizer = specjax.load(settings.TARGET.value)
-  built = methods.build_all([_METHOD.value], methods.Given(target, tokenizer, settings.TARGET.value))
-  rules.check(built, verifier)
-  proposer = built[_METHOD.value]
+  target, tokenizer, proposer, params, verifier = one_method.build(_METHOD.value, "generate")
   if models.encodes(target) and _SYSTEM.value:
     raise ValueError(f"--system belongs to a chat template, and {settings.TARGET.value} reads the prompt alone with an "
                      "encoder; leave it out")

@@ -9,6 +9,7 @@ import every_proposer
 import specjax
 from specjax import drivers
 from specjax import proposers
+from specjax import starting
 from specjax import testing
 from specjax.sampling import SamplingParams
 import tiny_tokenizers
@@ -52,6 +53,19 @@ def test_a_kept_turn_is_the_turn(name):
     anew = run(entry.target, entry.proposer, following, eos_ids=(), verifier=entry.verifier)
     assert anew.counters.accepted_tokens.tolist() == second.counters.accepted_tokens.tolist()
     assert anew.counters.drafted_tokens.tolist() == second.counters.drafted_tokens.tolist()
+
+
+def test_only_what_is_new_is_run(monkeypatch):
+  """Not a count alone: the programs of the prefill are those of ten tokens, not of two hundred."""
+  sizes, real = [], starting.prefill
+  monkeypatch.setattr(starting, "prefill", lambda target, proposer, state, mask: sizes.append(len(mask)) or real(
+      target, proposer, state, mask))
+  target = every_proposer.TARGET
+  kept = drivers.start(target, proposers.Plain(), [[1] * 200], max_new_tokens=3)
+  assert sizes == starting.chunks(199)
+  del sizes[:]
+  state = drivers.start(target, proposers.Plain(), [[1] * 200 + [2] * 10], max_new_tokens=3, kept=kept)
+  assert sizes == [16] and state.cache.length.tolist() == [209]
 
 
 def test_a_prompt_that_departs_begins_anew():

@@ -21,7 +21,7 @@ _REPEATS, _TURNS = 5, 4
 
 
 def measure(target, prompt: list[int]) -> dict:
-  """What `summary.json` holds as `expert_cost`: the fitted terms and the passes they were fitted to.
+  """What `summary.json` holds as `cost` of a group's `experts`: the fitted terms and the passes they were fitted to.
 
   Args:
     target: has a `routing`, see `models.base.Routing`.

@@ -4,8 +4,8 @@ Drift of a shared machine hits all methods alike, because a request is run by ea
 in an order that rotates. A measurement during which anything compiled is thrown away and made again.
 
 A later turn of a conversation goes on behind the caches of the turn before, if all methods can. Sampled, a method may
-have written another text than the first one's, which all continue: it would run the prompt anew, and the times to the
-first token would compare texts, not methods.
+have written another text than the first one's, which all continue; and in another bucket of slots, a drafter's own cache
+would have to grow. Such a method would run the prompt anew, so all do: else times to the first token would compare that.
 """
 import collections.abc
 import dataclasses
@@ -158,7 +158,8 @@ def _measure_batch(plan, memory, batch, index, report):
     prompts = [_encode(plan, conversations[i], texts[i]) for i in rows]
     # Proposers whose state would have to grow begin anew: then all methods do.
     last, room = room, drivers.bucket(max(map(len, prompts)) + plan.max_new_tokens, plan.target.max_context)
-    alike = (rows, room) == (before, last) and all(ids == texts[i] for _, all_ids in kept.values() for i, ids in zip(rows, all_ids))
+    alike = (rows, room) == (before, last) and all(
+        ids == texts[i] for _, written in kept.values() for i, ids in zip(rows, written))
     going_on, kept, before = kept if alike else {}, {}, rows
     seeds = [_seed(batch[i].id, turn) for i in rows]
     replies = {}

@@ -21,3 +21,8 @@ class Configured:
   def head(self) -> jax.Array:
     """The output head f[V, E], padding rows included: the embedding if it is tied."""
     return self.weights.embedding if self.weights.head is None else self.weights.head
+
+  def check_layers(self, layers: tuple[int, ...]) -> None:
+    """Raises ValueError for layers that are not to be kept: none, or one that there is not."""
+    if not layers or not all(0 <= i < self.config.layers for i in layers):
+      raise ValueError(f"layers={layers}: at least one is needed, each from 0 to {self.config.layers - 1}")

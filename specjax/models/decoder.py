@@ -47,9 +47,7 @@ class Decoder(configured.Configured):
 
   def keep(self, layers: tuple[int, ...]) -> "Decoder":
     """The same decoder with some of its layers only: weights are shared, in order of `layers`."""
-    wrong = [i for i in layers if not 0 <= i < self.config.layers]
-    if wrong or not layers:
-      raise ValueError(f"layers={layers}: at least one is needed, each from 0 to {self.config.layers - 1}")
+    self.check_layers(layers)
     c, mixture = self.config, self.config.moe
     if mixture is not None:
       dense = tuple(at for at, i in enumerate(layers) if not c.mixed(i))

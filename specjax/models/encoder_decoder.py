@@ -83,9 +83,7 @@ class EncoderDecoder(configured.Configured):
 
   def keep(self, layers: tuple[int, ...]) -> "EncoderDecoder":
     """The same model with some of the decoder's layers only: weights are shared, in order of `layers`."""
-    wrong = [i for i in layers if not 0 <= i < self.config.layers]
-    if wrong or not layers:
-      raise ValueError(f"layers={layers}: at least one is needed, each from 0 to {self.config.layers - 1}")
+    self.check_layers(layers)
     pick = lambda values: tuple(values[i] for i in layers)
     return self.replace(weights=self.weights.replace(layers=pick(self.weights.layers), cross=pick(self.weights.cross)),
                         config=dataclasses.replace(self.config, layers=len(layers)))

@@ -49,9 +49,7 @@ class Mamba2(configured.Configured):
 
   def keep(self, layers: tuple[int, ...]) -> "Mamba2":
     """The same model with some of its layers only: weights are shared, in order of `layers`."""
-    wrong = [i for i in layers if not 0 <= i < self.config.layers]
-    if wrong or not layers:
-      raise ValueError(f"layers={layers}: at least one is needed, each from 0 to {self.config.layers - 1}")
+    self.check_layers(layers)
     return self.replace(weights=self.weights.replace(layers=tuple(self.weights.layers[i] for i in layers)),
                         config=dataclasses.replace(self.config, layers=len(layers)))
 

@@ -18,6 +18,7 @@ from specjax import starting
 from specjax import verifiers
 from specjax.testing import tiny
 from specjax.training import batches
+from specjax.training import by_depth
 from specjax.training import corpus
 from specjax.training import eagle3
 from specjax.training import recorder
@@ -90,15 +91,33 @@ def test_it_reads_in_training_what_it_reads_in_drafting(head, plain):
 
 @pytest.mark.parametrize("name", ["t5", "marian", "bart"])
 def test_the_law_that_is_learnt_is_the_targets(name):
-  """With what scales hidden states, the bias of logits, and ids that are banned: as `logits` gives it."""
+  """With what scales hidden states, the bias of logits, and ids that are banned: logits that are the target's own have
+  no divergence left, and without the bias they have."""
   target, _ = specjax.load(str(FOLDER.parent / name))
   ids = np.arange(0, target.vocab_size, 3)  # 0 is banned in Marian
-  hidden = jax.random.normal(jax.random.key(2), (1, 4, target.config.width))
-  frozen = shifts.frozen(target, ids)
-  law = jnp.einsum("bsd,ud->bsu", hidden, frozen.head)
-  law = jax.nn.softmax(law if frozen.bias is None else law + frozen.bias)
-  np.testing.assert_allclose(law, jax.nn.softmax(target.logits(hidden)[..., ids]), atol=1e-6)
+  hidden, frozen = jax.random.normal(jax.random.key(2), (1, 8, target.config.width)), shifts.frozen(target, ids)
+  logits = jnp.maximum(target.logits(hidden), -1e9)
+  batch = batches.Batch(tokens=jnp.full((1, 8), 3), length=jnp.array([8]), start=jnp.array([1]), hidden=hidden,
+                        features=jnp.zeros((1, 8, len(LAYERS) * target.config.width)),
+                        top=jnp.asarray(ids)[jnp.argmax(logits[..., ids], -1)])
+  recipe = eagle3.Recipe(passes=1, loss="kl")
+  given = [shifts.ahead(logits[..., ids], 1)], frozen.head, jnp.asarray(ids), batch, recipe, target.vocab_size
+  assert abs(by_depth.loss(*given, frozen.bias)[0]) < 1e-5
   assert (frozen.bias is None) == (name == "t5")
+  if frozen.bias is not None:
+    assert by_depth.loss(*given)[0] > 1e-3
+    made = eagle3.init(target, ids, LAYERS, jax.random.key(0))
+    value = lambda frozen: eagle3.loss(made, frozen, jnp.asarray(ids), batch, recipe)[0]
+    assert abs(value(frozen) - value(frozen.replace(bias=None))) > 1e-3
+
+
+def test_a_drafter_with_fewer_positions_is_refused():
+  """It would read the last position again and again, and draft at full cost for nothing."""
+  target, _ = specjax.load(str(FOLDER.parent / "marian"))
+  for limit in ("max_inputs", "max_outputs"):
+    config = dataclasses.replace(target.config, **{limit: getattr(target.config, limit) - 1})
+    with pytest.raises(ValueError, match="use a drafter with as many positions"):
+      proposers.DraftModel(model=target.replace(config=config), num_tokens=3).init(target, 1, 64)
 
 
 def test_a_corpus_holds_inputs_and_texts_apart(tmp_path):
