@@ -33,6 +33,34 @@ WIDTHS = (1, 4, 8, 16, 32, 64)  # multiples of 4: others cost a CPU more than th
 
 
 @struct.dataclass
+class Control:
+  """How drafting is held down for a step, row by row, by whoever knows what it costs: see `serving.control`.
+
+  Rows with a limit of 0 look to the proposer as if they had ended, so that it does no work for them. What may still be
+  drafted is drafted; then, of point drafts, the width is taken that brings most tokens for its cost. Sampled drafts are
+  all verified: which of them are may not depend on what was drawn.
+  """
+  limit: jax.Array  # i32[B]; nodes that may be drafted
+  gain: jax.Array   # f32[B, N + 1]; tokens that are expected of so many drafted nodes, besides the new one
+  cost: jax.Array   # f32[W]; of a step at each of the proposer's widths, in any unit
+
+
+@struct.dataclass
+class Chunk:
+  """What the target says of the next tokens of a prompt: all that `take_chunk` needs, whichever row has that text."""
+  in_flight: cache_lib.Block
+  hidden: jax.Array               # f[B, N, E]
+  features: dict[int, jax.Array]  # f[B, N, E] by layer; those that the proposer reads
+
+  def take(self, first: int, size: int) -> "Chunk":
+    """The part of `size` tokens that begins with token `first`."""
+    part = lambda x: x[:, first:first + size]
+    path = jnp.broadcast_to(jnp.arange(first, first + size), (self.hidden.shape[0], size))
+    return Chunk(in_flight=self.in_flight.take(path), hidden=part(self.hidden),
+                 features={layer: part(x) for layer, x in self.features.items()})
+
+
+@struct.dataclass
 class DecodeState:
   """Everything that a step reads and writes, on the device. Rows are independent."""
   tokens: jax.Array                 # i32[B, S]; prompt and output
@@ -50,6 +78,7 @@ class DecodeState:
   constraint: constraints.Constraint | None = None   # masks what may be emitted
   constraint_state: constraints.State = None         # behind all known tokens, a row each
   logprobs: logprobs_lib.Logprobs | None = None      # of the tokens in `tokens`, slot by slot; None: not asked for
+  control: Control | None = None                     # holds drafting down; None: see `verify`
 
   @property
   def active(self) -> jax.Array:
@@ -61,8 +90,11 @@ class DecodeState:
     given = {}
     if self.cache.cross is not None:
       given = {"inputs": self.cache.cross.inputs, "input_tokens": self.tokens[:, :self.cache.cross.slots]}
-    return proposers.Context(tokens=self.tokens, length=self.length, start=self.start, active=self.active,
-                             budget=self.limit - self.length, params=self.params, rules=self.rules, **given)
+    active, budget = self.active, self.limit - self.length
+    if self.control is not None:
+      active, budget = active & (self.control.limit > 0), jnp.minimum(budget, self.control.limit + 1)
+    return proposers.Context(tokens=self.tokens, length=self.length, start=self.start, active=active, budget=budget,
+                             params=self.params, rules=self.rules, **given)
 
 
 @struct.dataclass
@@ -103,15 +135,23 @@ def draft(target, proposer, state: DecodeState) -> tuple[tree_lib.TokenTree, pro
   return tree, proposer_state
 
 
-def verify(target, proposer, verifier, state: DecodeState, tree: tree_lib.TokenTree) -> Outcome:
+def verify(target, proposer, verifier, state: DecodeState, tree: tree_lib.TokenTree,
+           masks: jax.Array | None = None) -> Outcome:
   """The second half: one forward pass over the tree, in the smallest width that holds the batch's drafts.
 
-  Rows that have ended draft nothing. With several rows, drafts are verified only when at least half of the running
-  rows have one, because in a batch the width costs every row.
+  Rows that have ended draft nothing. With several rows and no `control`, drafts are verified only when at least half of
+  the running rows have one, because in a batch the width costs every row.
+
+  Args:
+    target, proposer, verifier, state: as in `step`. tree: of `draft`.
+    masks: u32[B, T, ceil(V / 32)], bit j of word i: whether id 32 i + j may follow the node; for constraints that are
+      worked out on the host.
   """
   widths = widths_for(proposer.max_nodes)
   size = jnp.where(state.active, tree.size, 1)
-  if size.shape[0] > 1:
+  if state.control is not None:
+    size = _held_down(size, tree, state, widths)
+  elif size.shape[0] > 1:
     worth = 2 * jnp.sum(size > 1) >= jnp.sum(state.active)
     size = jnp.where(worth, size, 1)
   tree = tree.replace(size=size)
@@ -120,9 +160,20 @@ def verify(target, proposer, verifier, state: DecodeState, tree: tree_lib.TokenT
                                 proposer.features) for width in widths]
   index = jnp.sum(jnp.max(size) > jnp.array(widths[:-1], jnp.int32)).astype(jnp.int32)
   verdict, tokens, hidden, in_flight, reach, logprobs, node_ids, seen, loads = jax.lax.switch(
-      index, branches, state, tree, mode)
+      index, branches, state, tree, mode, masks)
   return Outcome(verdict=verdict, tokens=tokens, hidden=hidden, in_flight=in_flight, reach=reach, drafted=size - 1,
                  width_index=index, logprobs=logprobs, node_ids=node_ids, features=seen, loads=loads)
+
+
+def _held_down(size, tree, state, widths):
+  """Valid nodes of each row under `state.control`: i32[B]."""
+  control = state.control
+  size = jnp.minimum(size, control.limit + 1)
+  if tree.sampled is not None:
+    return size
+  expected = lambda width: jnp.take_along_axis(control.gain, jnp.minimum(size, width)[:, None] - 1, axis=1)[:, 0]
+  tokens = jnp.stack([jnp.sum(jnp.where(state.active, 1 + expected(width), 0)) for width in widths])
+  return jnp.minimum(size, jnp.array(widths, jnp.int32)[jnp.argmax(tokens / control.cost)])
 
 
 def step(target, proposer, verifier, state: DecodeState) -> DecodeState:
@@ -193,24 +244,43 @@ def prefill_chunk(target, proposer, state: DecodeState, mask: jax.Array) -> Deco
     mask: bool[N, N], the causal mask of a chunk of N tokens. An argument, because XLA folds a constant one for every
       layer.
   """
+  return take_chunk(target, proposer, state, read_chunk(target, proposer, state, mask))
+
+
+def read_chunk(target, proposer, state: DecodeState, mask: jax.Array) -> Chunk:
+  """The target's pass over the next N tokens of every row's prompt; arguments as in `prefill_chunk`."""
   with jax.named_scope("prefill"):
     chunk = mask.shape[0]
-    batch, slots = state.tokens.shape
-    positions = state.cache.length[:, None] + jnp.arange(chunk, dtype=jnp.int32)[None]
-    pick = lambda place: jnp.take_along_axis(state.tokens, jnp.minimum(place, slots - 1), axis=1)
-    tokens = pick(positions)
-    count = jnp.clip(state.start - 1 - state.cache.length, 0, chunk)
-    out = target.forward(tokens, positions, jnp.broadcast_to(mask, (batch, chunk, chunk)), state.cache,
+    tokens, positions = _next(state, chunk)
+    out = target.forward(tokens, positions, jnp.broadcast_to(mask, (tokens.shape[0], chunk, chunk)), state.cache,
                          **_asked(proposer.features))
-    committed = proposers.Committed(tokens=tokens, following=pick(positions + 1), positions=positions,
-                                    hidden=out.hidden, count=count, path=None,
-                                    features=dict(zip(proposer.features, out.features)))
-    return state.replace(cache=state.cache.commit(out.in_flight, count),
-                         proposer=proposer.observe(target, state.proposer, committed))
+    return Chunk(in_flight=out.in_flight, hidden=out.hidden, features=dict(zip(proposer.features, out.features)))
+
+
+def take_chunk(target, proposer, state: DecodeState, chunk: Chunk) -> DecodeState:
+  """Commits a chunk and shows it to the proposer, up to the prompt's last token but one. The chunk may have been read
+  for another row with the same text up to its end."""
+  size = chunk.hidden.shape[1]
+  tokens, positions = _next(state, size)
+  count = jnp.clip(state.start - 1 - state.cache.length, 0, size)
+  committed = proposers.Committed(tokens=tokens, following=_at(state, positions + 1), positions=positions,
+                                  hidden=chunk.hidden, count=count, path=None, features=chunk.features)
+  return state.replace(cache=state.cache.commit(chunk.in_flight, count),
+                       proposer=proposer.observe(target, state.proposer, committed))
+
+
+def _next(state, size):
+  """The next `size` tokens behind what is committed, and their positions: i32[B, N] each."""
+  positions = state.cache.length[:, None] + jnp.arange(size, dtype=jnp.int32)[None]
+  return _at(state, positions), positions
+
+
+def _at(state, positions):
+  return jnp.take_along_axis(state.tokens, jnp.minimum(positions, state.tokens.shape[1] - 1), axis=1)
 
 
 def verify_at(target, verifier, depth: int, width: int, node_ids: int, features: tuple[int, ...], state: DecodeState,
-              tree: tree_lib.TokenTree, mode):
+              tree: tree_lib.TokenTree, mode, masks: jax.Array | None = None):
   """What `verify` does in one width: verdict, path tokens, hidden, in-flight block, reach, logprobs, node ids, features
   and loads, as in `Outcome`."""
   widest = widths_for(tree.width)[-1]
@@ -230,7 +300,7 @@ def verify_at(target, verifier, depth: int, width: int, node_ids: int, features:
   if banned := models.banned_first(target):
     first = positions - state.cache.cross.inputs[:, None] == len(target.opening) - 1
     logits = jnp.where(first[..., None] & np.isin(np.arange(target.vocab_size), banned), -jnp.inf, logits)
-  adjusted = processors.adjust(logits, state.params, _prefixes(state, tree, mask))
+  adjusted = processors.adjust(logits, state.params, _prefixes(state, tree, mask, _unpacked(masks, width, target)))
   draws = keys_lib.uniforms(verifier.purposes, state.keys, root, positions + 1, target.vocab_size,
                             noisy=mode != sampling.GREEDY)
   verdict = verifier.draw(adjusted, tree, state.params, mode, draws, depth)
@@ -258,14 +328,23 @@ def _asked(features):
   return {"features": features} if features else {}
 
 
-def _prefixes(state, tree, mask):
-  """The text before each node, as the processors see it."""
-  allowed = None
+def _prefixes(state, tree, mask, allowed):
+  """The text before each node, as the processors see it; `allowed` bool[B, T, V] or None, by masks of the host."""
   if state.constraint is not None:
     states = constraints.node_states(state.constraint, state.constraint_state, tree)
-    allowed = constraints.allowed_at(state.constraint, states)
+    own = constraints.allowed_at(state.constraint, states)
+    allowed = own if allowed is None else own & allowed
   return processors.Prefixes(tokens=state.tokens, length=state.length, start=state.start, eos=state.rules.eos,
                              path_tokens=tree.tokens, mask=mask, allowed=allowed, begin=state.context().inputs)
+
+
+def _unpacked(masks, width, target):
+  """bool[B, T, V] of `masks` u32[B, N, words] for a tree of `width` T nodes; what has none allows everything."""
+  if masks is None:
+    return None
+  bits = masks[:, :width, :, None] >> jnp.arange(32, dtype=jnp.uint32) & 1
+  allowed = bits.astype(bool).reshape(*bits.shape[:2], -1)[..., :target.vocab_size]
+  return jnp.pad(allowed, ((0, 0), (0, width - allowed.shape[1]), (0, 0)), constant_values=True)
 
 
 def _emitted(tokens, verdict):

@@ -220,9 +220,9 @@ def advance(target, proposer, state: decode.DecodeState, max_steps, *, verifier)
 
 
 @functools.partial(jax.jit, static_argnames="verifier", donate_argnames="state")
-def conclude(target, proposer, state: decode.DecodeState, tree, *, verifier) -> decode.DecodeState:
-  """What follows in a step whose `tree` was drafted on the host: its verification and the commit."""
-  return decode.commit(target, proposer, state, decode.verify(target, proposer, verifier, state, tree))
+def conclude(target, proposer, state: decode.DecodeState, tree, masks=None, *, verifier) -> decode.DecodeState:
+  """What follows in a step whose `tree` was drafted, or whose `masks` were made, on the host: verification and commit."""
+  return decode.commit(target, proposer, state, decode.verify(target, proposer, verifier, state, tree, masks))
 
 
 def compiled_programs() -> int:

@@ -5,8 +5,10 @@ the proposer drafts, which is known from shapes alone.
 
 Letters: B batch rows, S slots.
 """
+import dataclasses
 import functools
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +29,24 @@ _FIRST_INPUTS = 64      # slots of an encoder's inputs, likewise
 _NO_ID = -1             # in a row's text, where an encoder has heard sound: no draft is looked up there
 
 
+@dataclasses.dataclass(frozen=True)
+class Asked:
+  """Requests of a batch that have been checked: what `begin` makes a state of. Arrays are NumPy unless they say more."""
+  prompts: list[np.ndarray]  # i32[P] each, with what the decoder begins with and what was written already
+  inputs: np.ndarray         # i32[B]; tokens that an encoder reads
+  limit: np.ndarray          # i32[B]; prompt tokens and budget
+  params: sampling.SamplingParams  # batched
+  rules: stopping.StopRules
+  constraint: Any
+  logprobs: int | None
+  sound: np.ndarray | None   # f32[B, M, F]; what an encoder hears
+
+  @property
+  def lengths(self) -> np.ndarray:
+    """i32[B]; prompt tokens."""
+    return np.array([len(prompt) for prompt in self.prompts], np.int32)
+
+
 def start(target, proposer, prompts, params=None, *, max_new_tokens=128, key=None, eos_ids=None, stop_sequences=(),
           verifier=point.Point(), constraint=None, logprobs=None, written=None, spent: dict | None = None,
           kept: decode.DecodeState | None = None) -> decode.DecodeState:
@@ -39,6 +59,28 @@ def start(target, proposer, prompts, params=None, *, max_new_tokens=128, key=Non
       under "reused" i32[B], the prompt tokens of each row that were not run again.
     kept: the last state of an earlier call, whose texts these prompts go on from: see `_goes_on`. It is consumed.
   """
+  given = asked(target, prompts, params, max_new_tokens=max_new_tokens, eos_ids=eos_ids, stop_sequences=stop_sequences,
+                constraint=constraint, logprobs=logprobs, written=written)
+  state, reused = begin(target, proposer, given, key=key, verifier=verifier, kept=kept)
+  left = given.lengths - 1 - reused
+  if spent is not None:
+    spent["reused"] = reused
+  if models.encodes(target):
+    if spent is not None:
+      jax.block_until_ready(state)
+    begun = time.perf_counter()
+    state, left = encode(target, state, given.inputs, given.sound), left - given.inputs
+    if spent is not None:
+      jax.block_until_ready(state)
+      spent["encode"] = time.perf_counter() - begun
+  for chunk in chunks(int(left.max())):
+    state = prefill(target, proposer, state, causal(chunk))
+  return state
+
+
+def asked(target, prompts, params=None, *, max_new_tokens=128, eos_ids=None, stop_sequences=(), constraint=None,
+          logprobs=None, written=None) -> Asked:
+  """Checks what is asked of a batch; arguments and errors as in `generate` and `start`. Runs nothing."""
   rows = len(prompts)
   if not rows:
     raise ValueError("no prompts were given; at least one is needed")
@@ -57,63 +99,59 @@ def start(target, proposer, prompts, params=None, *, max_new_tokens=128, key=Non
   prompts = [np.concatenate([prompt, models.opening(target), () if written is None else written[row]]).astype(np.int32)
              for row, prompt in enumerate(prompts)]
   lengths = np.array([len(prompt) for prompt in prompts], np.int32)
-  limit = (lengths + budget).astype(np.int32)
-  slots = bucket(int(np.max(np.minimum(lengths + proposer.max_depth + 1, limit))), target.max_context)
-  tokens = np.zeros((rows, slots), np.int32)
-  for row, prompt in enumerate(prompts):
-    tokens[row, :len(prompt)] = prompt
   params = (params or sampling.SamplingParams()).batch(rows, target.vocab_size)
   eos_ids = _end_ids(target, eos_ids)
   params.check_ends(eos_ids, budget, target.vocab_size)
   if constraint is not None:
     least = np.zeros(rows, np.int32) if params.min_new_tokens is None else np.asarray(params.min_new_tokens)
     constraint.check(target.vocab_size, eos_ids, least, params)
-    constraint = _copied(constraint)
   if logprobs is not None and (type(logprobs) is not int or not 0 <= logprobs <= target.vocab_size):
     raise ValueError(f"logprobs={logprobs!r}: it must be between 0 and the vocabulary's size, {target.vocab_size}, a "
                      "whole number; leave it out for none")
+  return Asked(prompts=prompts, inputs=inputs, limit=(lengths + budget).astype(np.int32), params=params,
+               rules=stopping.stop_rules(rows, eos_ids, stop_sequences), constraint=constraint, logprobs=logprobs,
+               sound=sound)
+
+
+def begin(target, proposer, given: Asked, *, key=None, verifier=point.Point(), kept: decode.DecodeState | None = None,
+          capacity: int | None = None) -> tuple[decode.DecodeState, np.ndarray]:
+  """The state before the prefill, and how many prompt tokens of each row it holds already, i32[B].
+
+  Args:
+    target, proposer, verifier, kept: as in `start`. given: of `asked`.
+    capacity: tokens that the proposer's state is made for; by default the bucket of the longest row's limit.
+  """
+  rows, lengths = len(given.prompts), given.lengths
+  slots = bucket(int(np.max(np.minimum(lengths + proposer.max_depth + 1, given.limit))), target.max_context)
+  tokens = np.zeros((rows, slots), np.int32)
+  for row, prompt in enumerate(given.prompts):
+    tokens[row, :len(prompt)] = prompt
   widths = len(decode.widths_for(proposer.max_nodes))
   # A capacity of its own for every request would be a shape of its own, and a compilation.
-  capacity = bucket(int(limit.max()), target.max_context)
-  if not _goes_on(target, proposer, kept, prompts, capacity):
+  capacity = capacity or bucket(int(given.limit.max()), target.max_context)
+  if not _goes_on(target, proposer, kept, given.prompts, capacity):
     kept = None
   if kept is not None and kept.tokens.shape[1] > slots:  # its cache does not become smaller
     slots = kept.tokens.shape[1]
     tokens = np.pad(tokens, ((0, 0), (0, slots - tokens.shape[1])))
+  constraint = None if given.constraint is None else _copied(given.constraint)
   state = decode.DecodeState(
       tokens=jnp.asarray(tokens), drafted=jnp.zeros((rows, slots), bool), length=jnp.asarray(lengths),
-      start=jnp.asarray(lengths), limit=jnp.asarray(limit), reason=jnp.zeros((rows,), jnp.int32),
-      cache=None, proposer=None, keys=None, params=params,
-      rules=stopping.stop_rules(rows, eos_ids, stop_sequences),
+      start=jnp.asarray(lengths), limit=jnp.asarray(given.limit), reason=jnp.zeros((rows,), jnp.int32),
+      cache=None, proposer=None, keys=None, params=given.params, rules=given.rules,
       counters=counters_lib.zero_counters(rows, proposer.max_depth, widths, getattr(target, "routing", None)),
       constraint=constraint, constraint_state=None if constraint is None else _copied(constraint.init(rows)),
-      logprobs=None if logprobs is None else logprobs_lib.empty(rows, slots, logprobs))
+      logprobs=None if given.logprobs is None else logprobs_lib.empty(rows, slots, given.logprobs))
   fill = lambda cache, proposer_state, keys: state.replace(cache=cache, proposer=proposer_state, keys=keys)
-  given = (target, proposer, jax.random.key(0) if key is None else key, params.seed)
-  sizes = dict(slots=slots, capacity=capacity, encoder=_encoder_sizes(target, inputs, slots))
+  new = (target, proposer, jax.random.key(0) if key is None else key, given.params.seed)
+  sizes = dict(slots=slots, capacity=capacity, encoder=_encoder_sizes(target, given.inputs, slots))
   _check_verifier(proposer, verifier)
   if proposer.max_nodes > 1 and keys_lib.STOP in verifier.purposes:  # others look at no q
-    _check_drafts(target, proposer, verifier, fill(*fresh.eval_shape(*given, **sizes)))
-  left = lengths - 1
+    _check_drafts(target, proposer, verifier, fill(*fresh.eval_shape(*new, **sizes)))
   if kept is None:
-    state, reused = fill(*fresh(*given, **sizes)), np.zeros(rows, np.int32)
-  else:
-    reused = np.asarray(kept.cache.length)
-    state = fill(*resumed(kept.cache, kept.proposer, *given[2:], slots=slots))
-    left = left - reused
-  if spent is not None:
-    spent["reused"] = reused
-  if models.encodes(target):
-    if spent is not None:
-      jax.block_until_ready(state)
-    begin = time.perf_counter()
-    state, left = encode(target, state, inputs, sound), left - inputs
-    if spent is not None:
-      jax.block_until_ready(state)
-      spent["encode"] = time.perf_counter() - begin
-  for chunk in chunks(int(left.max())):
-    state = prefill(target, proposer, state, _causal(chunk))
-  return state
+    return fill(*fresh(*new, **sizes)), np.zeros(rows, np.int32)
+  reused = np.asarray(kept.cache.length)
+  return fill(*resumed(kept.cache, kept.proposer, *new[2:], slots=slots)), reused
 
 
 def _copied(tree):
@@ -240,7 +278,8 @@ def _encoder_sizes(target, inputs, slots):
 
 
 @functools.lru_cache
-def _causal(size: int):
+def causal(size: int) -> np.ndarray:
+  """The mask of a chunk of `size` tokens: bool[N, N]."""
   return np.tril(np.ones((size, size), bool))
 
 
