@@ -1,6 +1,7 @@
 """specjax: research on speculative decoding in JAX. Exact, never slower by design, honest numbers."""
 from specjax import checkpoints
 from specjax import proposers
+from specjax import serving
 from specjax import verifiers
 from specjax.checkpoints.heads import load_head
 from specjax.checkpoints.heads import save_head
@@ -18,4 +19,5 @@ from specjax.tree import TokenTree
 __version__ = "0.1.0"
 
 __all__ = ["Automaton", "Conversation", "Delta", "GenerateResult", "SamplingParams", "TokenTree", "checkpoints",
-           "generate", "load", "load_head", "proposers", "save", "save_head", "stream", "verifiers"]
+           "generate", "load", "load_head", "proposers", "save", "save_head", "serving", "stream",
+           "verifiers"]

@@ -76,7 +76,12 @@ class View:
 
 
 class Controller(Protocol):
-  """Sets limits; may keep what it saw, which the engine shows it step by step through `View`."""
+  """Sets limits; may keep what it saw, which the engine shows it step by step through `View`.
+
+  Attributes:
+    weighs: whether point drafts are also cut, behind drafting, to the width that brings most tokens for its cost.
+  """
+  weighs: bool
 
   def limits(self, view: View) -> np.ndarray:
     """i32[R]: the most tokens that each row may draft in the next step."""
@@ -86,6 +91,7 @@ class Controller(Protocol):
 class Fixed:
   """The same limit for every row and step; None: as much as the proposer drafts."""
   limit: int | None = None
+  weighs = False
 
   def __post_init__(self):
     if self.limit is not None and self.limit < 0:
@@ -103,6 +109,7 @@ class Table:
   `Table({4: 7, 16: 3})` drafts 7 tokens for up to 4 rows, 3 for up to 16 and nothing for more.
   """
   by_rows: Mapping[int, int]
+  weighs = False
 
   def __post_init__(self):
     if not self.by_rows or any(rows < 1 or limit < 0 for rows, limit in self.by_rows.items()):
@@ -127,6 +134,7 @@ class Goodput:
   longest: int = 512
   tries: int = 3
   margin: float = 0.02
+  weighs = True
 
   def __post_init__(self):
     if not 1 <= self.probe <= self.longest or self.tries < 1 or self.margin < 0:
@@ -171,6 +179,7 @@ class Gate:
   one step in `probe`, by which they may come back."""
   threshold: float = 0.3
   probe: int = 16
+  weighs = False
 
   def __post_init__(self):
     if not 0 <= self.threshold <= 1 or self.probe < 1:
@@ -191,6 +200,7 @@ class Budget:
   which falls with every place of a draft, none below `least`."""
   tokens: int = 32
   least: float = 0.05
+  weighs = False
 
   def __post_init__(self):
     if self.tokens < 0 or not 0 <= self.least <= 1:

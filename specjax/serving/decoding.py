@@ -127,7 +127,7 @@ class Batch:
     with device:
       self._arrange()
     limits = self._limits(controller)
-    state = self._prepared(limits)
+    state = self._prepared(limits, weighs=controller.weighs)
     masked = any(job.matcher is not None for job in self.jobs)
     programs, begin = drivers.compiled_programs(), time.perf_counter()
     state, forced = self._run(state, device, masked)
@@ -220,7 +220,7 @@ class Batch:
         limits[row] = 0
     return limits
 
-  def _prepared(self, limits, form=None):
+  def _prepared(self, limits, form=None, weighs=False):
     """The state with what the host sets: parameters, rules, who runs, logprobs and control."""
     if form is None:
       form = self._joined or self._join()
@@ -234,7 +234,8 @@ class Batch:
     rates = np.array([0.0 if job is None else job.acceptance.rate(self.everyone) for job in self._rows])
     gain = np.cumsum(rates[:, None] ** np.arange(1, self._most + 1), axis=1)
     gain = np.concatenate([np.zeros((batch, 1)), gain], axis=1).astype(np.float32)
-    held = decode.Control(limit=limits, gain=gain, cost=self.costs.of_widths(batch, slots))
+    cost = self.costs.of_widths(batch, slots) if weighs else np.ones(len(self._widths), np.float32)
+    held = decode.Control(limit=limits, gain=gain, cost=cost)
     return state.replace(params=params, rules=rules, reason=reason, logprobs=logprobs, control=held,
                          counters=_zero_counters(self._target, self._proposer, batch))
 

@@ -312,7 +312,7 @@ class Engine:
                 **(step.figures() if step else decoding.NO_FIGURES))
     self.trace.append(turn)
     self.stats.on_step(running=self.running, waiting=len(self._queue), seconds=turn.seconds,
-                       device_seconds=turn.device_seconds, slots_used=turn.used,
+                       device_seconds=turn.device_seconds, slots_used=sum(job.length for job in self._batch.jobs),
                        slots_allocated=turn.batch * turn.slots)
 
 

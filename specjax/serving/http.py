@@ -154,7 +154,9 @@ class _Api:
     return http_errors.json_response(self._card())
 
   async def health(self, _) -> web.Response:
-    """GET /health."""
+    """GET /health: 503 once the engine does not run any more."""
+    if self._service.problem is not None:
+      return web.Response(status=503, text=f"the engine does not run any more: {self._service.problem}")
     return web.Response()
 
   async def metrics(self, _) -> web.Response:

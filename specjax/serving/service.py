@@ -42,6 +42,13 @@ class Service:
     self._wake, self._closing, self._fault = threading.Event(), False, None
     self._thread = threading.Thread(target=self._run, name="specjax-engine", daemon=True)
 
+  @property
+  def problem(self) -> str | None:
+    """Why the engine does not run any more; None while it does."""
+    if self._fault is not None:
+      return f"{type(self._fault).__name__}: {self._fault}"
+    return "it was closed" if self._closing else None
+
   def start(self) -> None:
     """Starts the thread."""
     self._thread.start()
@@ -67,8 +74,8 @@ class Service:
       ValueError: as `Engine.submit`. requests.QueueFull: too many requests wait. RuntimeError: the engine has failed or
         was closed; all before the first update, the last one at any time.
     """
-    if self._fault is not None or self._closing:
-      raise RuntimeError(f"the engine does not run any more: {self._fault or 'it was closed'}")
+    if self.problem is not None:
+      raise RuntimeError(f"the engine does not run any more: {self.problem}")
     reader = _Reader(request, asyncio.get_running_loop(), concurrent.futures.Future(), asyncio.Queue())
     self._arrived.append(reader)
     self._wake.set()
@@ -96,7 +103,8 @@ class Service:
         self._take_in()
         self._drop()
         if not self.engine.busy:
-          self._wake.wait()
+          if not self._closing:  # said behind `clear`, it is seen here; said later, it wakes the thread
+            self._wake.wait()
           continue
         self._hand_over(self.engine.step())
       self._end(RuntimeError("it was closed"))

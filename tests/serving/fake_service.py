@@ -17,6 +17,7 @@ class FakeService:
 
   Attributes:
     asked: requests, in order. active: how many are being answered. ended: how many are no longer.
+    problem: see `service.Service`.
   """
 
   def __init__(self, *script, reason="stop", max_tokens=100_000):
@@ -24,7 +25,7 @@ class FakeService:
         target=types.SimpleNamespace(eos_ids=(256,)), tokenizer=TOKENIZER, stats=metrics.Stats(),
         config=types.SimpleNamespace(max_tokens=max_tokens, rows=4))
     self._script, self._reason = script, reason
-    self.asked, self.active, self.ended = [], 0, 0
+    self.asked, self.active, self.ended, self.problem = [], 0, 0, None
 
   async def generate(self, request):
     """As `service.Service.generate`."""

@@ -92,7 +92,8 @@ def test_a_body_that_is_not_what_its_headers_say():
 
 def test_other_paths_and_methods():
   async def run():
-    async with served(FakeService("a")) as (session, _):
+    service = FakeService("a")
+    async with served(service) as (session, _):
       for path in ("/v1/embeddings", "/nothing"):
         found, answer, _ = await post(session, path=path)
         assert found == 404 and answer["error"]["message"] == "404: Not Found"
@@ -101,6 +102,9 @@ def test_other_paths_and_methods():
         assert "error" in await response.json()
       async with session.get("/health") as response:
         assert response.status == 200
+      service.problem = "OSError: out of memory"
+      async with session.get("/health") as response:
+        assert response.status == 503 and "out of memory" in await response.text()
       async with session.get("/version") as response:
         assert (await response.json())["version"]
   asyncio.run(run())

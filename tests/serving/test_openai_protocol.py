@@ -115,7 +115,8 @@ def test_what_changes_nothing_is_accepted():
     ("stop_token_ids", ["1"]), ("allowed_token_ids", [-1]), ("ignore_eos", 1), ("stream", "yes"), ("deadline", 0),
     ("speculate", "no"), ("n", 2), ("n", True), ("echo", True), ("best_of", 3), ("suffix", "end"),
     ("stream_options", {"include_usage": True}), ("use_beam_search", True), ("logprobs", 21), ("logprobs", True),
-    ("response_format", {"type": "grammar"}), ("response_format", "json_object"), ("guided_regex", 3), ("guided_grammar", 3),
+    ("response_format", {"type": "grammar"}), ("response_format", "json_object"), ("guided_regex", 3),
+    ("guided_grammar", 3),
     ("guided_choice", []), ("guided_choice", [1]), ("guided_json", "{"), ("guided_json", [1]), ("prompt", None),
     ("prompt", ["a", "b"]), ("prompt", [[1], [2]]), ("prompt", [1.5]), ("prompt", [True]), ("prompt", {}),
     ("structured_outputs", {"json": {}, "grammar": "x"}), ("beams", 3), ("reasoning_effort", "low"), ("prompt", "")])
@@ -184,7 +185,8 @@ def test_the_model_is_named():
     ({"guided_json": '{"type": "null"}'}, ("json_schema", ({"type": "null"},))),
     ({"guided_json": {}}, ("json_schema", ({},))), ({"guided_regex": "a+"}, ("regex", ("a+",))),
     ({"guided_choice": ["a", "b"]}, ("choice", (["a", "b"],))),
-    ({"guided_grammar": "start: /a/"}, ("lark", ("start: /a/",))), ({"structured_outputs": {"regex": "a+"}}, ("regex", ("a+",))),
+    ({"guided_grammar": "start: /a/"}, ("lark", ("start: /a/",))),
+    ({"structured_outputs": {"regex": "a+"}}, ("regex", ("a+",))),
     ({"structured_outputs": {"json_object": True}}, ("json_object", ()))])
 def test_what_the_text_must_be(fields, made):
   for call in (complete(**fields), chat(**fields)):
