@@ -43,6 +43,7 @@ class Control:
   limit: jax.Array  # i32[B]; nodes that may be drafted
   gain: jax.Array   # f32[B, N + 1]; tokens that are expected of so many drafted nodes, besides the new one
   cost: jax.Array   # f32[W]; of a step at each of the proposer's widths, in any unit
+  offered: jax.Array | None = None  # i32[B]; behind a step: nodes that were drafted within the limit, before that choice
 
 
 @struct.dataclass
@@ -111,6 +112,7 @@ class Outcome:
   node_ids: jax.Array | None     # i32[B, W, K]; see `proposers.Committed`
   features: dict[int, jax.Array]  # f[B, D + 1, E] by layer; see `proposers.Committed`
   loads: jax.Array | None = None  # i32[B, L, X]; see `expert_counters.count`
+  offered: jax.Array | None = None  # i32[B]; see `Control`
 
 
 def widths_for(max_nodes: int) -> tuple[int, ...]:
@@ -148,9 +150,12 @@ def verify(target, proposer, verifier, state: DecodeState, tree: tree_lib.TokenT
       worked out on the host.
   """
   widths = widths_for(proposer.max_nodes)
-  size = jnp.where(state.active, tree.size, 1)
+  size, offered = jnp.where(state.active, tree.size, 1), None
   if state.control is not None:
-    size = _held_down(size, tree, state, widths)
+    size = jnp.minimum(size, state.control.limit + 1)
+    offered = size - 1
+    if tree.sampled is None:
+      size = jnp.minimum(size, _best_width(size, state, widths))
   elif size.shape[0] > 1:
     worth = 2 * jnp.sum(size > 1) >= jnp.sum(state.active)
     size = jnp.where(worth, size, 1)
@@ -162,18 +167,15 @@ def verify(target, proposer, verifier, state: DecodeState, tree: tree_lib.TokenT
   verdict, tokens, hidden, in_flight, reach, logprobs, node_ids, seen, loads = jax.lax.switch(
       index, branches, state, tree, mode, masks)
   return Outcome(verdict=verdict, tokens=tokens, hidden=hidden, in_flight=in_flight, reach=reach, drafted=size - 1,
-                 width_index=index, logprobs=logprobs, node_ids=node_ids, features=seen, loads=loads)
+                 width_index=index, logprobs=logprobs, node_ids=node_ids, features=seen, loads=loads, offered=offered)
 
 
-def _held_down(size, tree, state, widths):
-  """Valid nodes of each row under `state.control`: i32[B]."""
+def _best_width(size, state, widths):
+  """The width at which trees of `size` i32[B] nodes bring most tokens for its cost, by `state.control`: i32."""
   control = state.control
-  size = jnp.minimum(size, control.limit + 1)
-  if tree.sampled is not None:
-    return size
   expected = lambda width: jnp.take_along_axis(control.gain, jnp.minimum(size, width)[:, None] - 1, axis=1)[:, 0]
   tokens = jnp.stack([jnp.sum(jnp.where(state.active, 1 + expected(width), 0)) for width in widths])
-  return jnp.minimum(size, jnp.array(widths, jnp.int32)[jnp.argmax(tokens / control.cost)])
+  return jnp.array(widths, jnp.int32)[jnp.argmax(tokens / control.cost)]
 
 
 def step(target, proposer, verifier, state: DecodeState) -> DecodeState:
@@ -220,6 +222,7 @@ def commit(target, proposer, state: DecodeState, outcome: Outcome) -> DecodeStat
         length=state.length + count,
         reason=jnp.where(active, reason, state.reason),
         cache=cache,
+        control=None if state.control is None else state.control.replace(offered=outcome.offered),
         proposer=proposer.observe(target, state.proposer, committed),
         counters=counters_lib.count_step(state.counters, active=active, drafted=outcome.drafted, reach=outcome.reach,
                                          accepted=accepted, emitted=count, strayed=outcome.verdict.strayed,

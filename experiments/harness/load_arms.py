@@ -2,8 +2,8 @@
 
 Every run has an engine of its own, so that nothing outlives it: no cache of prefixes, no controller's statistics. The
 programs stay compiled, and the requests of the warm-up teach a controller what its steps cost, as those before do on a
-server. Methods may draft as much as they can in every step (`control.Fixed`); only `adaptive` has a controller,
-`control.Goodput`. The engine's step still takes the width that pays best for point drafts, see `decode.Control`.
+server. Methods draft as much as they can in every step (`control.Fixed`), whatever that costs; only `adaptive` has a
+controller that weighs it, `control.Goodput`.
 """
 import functools
 

@@ -30,8 +30,8 @@ _PLAIN_COLOUR = "#8a8f98"
 _MARKERS = "osD^vP*Xhp<>"
 _COSTS = (("draft_ms", "draft", "#e69f00"), ("verify_ms", "verify", "#0072b2"), ("commit_ms", "commit", "#009e73"),
           ("other_ms", "other", "#8a8f98"))
-_LIGHT = {"ink": "#2b2f36", "grid": "#dfe2e6", "paper": "#ffffff"}
-_DARK = {"ink": "#d5d9df", "grid": "#363b44", "paper": "#16181d"}
+LIGHT = {"ink": "#2b2f36", "grid": "#dfe2e6", "paper": "#ffffff"}
+DARK = {"ink": "#d5d9df", "grid": "#363b44", "paper": "#16181d"}
 
 
 class Styles:
@@ -91,9 +91,9 @@ def draw_all(groups: Sequence[Group], methods: Sequence[str] | Mapping[str, str]
   styles = Styles(methods)
   plots = []
   for stem, draw, title, caption in _PLOTS:
-    light = _render(draw, groups, styles, _LIGHT, folder / f"{stem}{suffix}.png")
+    light = render(draw, groups, styles, LIGHT, folder / f"{stem}{suffix}.png")
     if light is not None:
-      plots.append(Plot(title, caption, light, _render(draw, groups, styles, _DARK, None)))
+      plots.append(Plot(title, caption, light, render(draw, groups, styles, DARK, None)))
   return plots
 
 
@@ -134,7 +134,7 @@ def speedup_bars(fig: mpl_figure.Figure, groups: Sequence[Group], styles: Styles
   axes.set_ylim(bottom=0)
   axes.set_ylabel("speedup over plain decoding")
   axes.grid(axis="x", visible=False)
-  _legend(fig, methods, styles, bars=True)
+  legend(fig, methods, styles, bars=True)
   return True
 
 
@@ -151,7 +151,7 @@ def acceptance_overall(fig: mpl_figure.Figure, groups: Sequence[Group], styles: 
     _position_axes(axes, title)
     axes.set_xlabel("drafted position")
   fig.axes[0].set_ylabel("accepted")
-  _legend(fig, _present(styles, groups), styles)
+  legend(fig, _present(styles, groups), styles)
   return True
 
 
@@ -176,7 +176,7 @@ def acceptance_by_category(fig: mpl_figure.Figure, groups: Sequence[Group], styl
   fig.supxlabel("drafted position", fontsize=9)
   fig.supylabel("accepted", fontsize=9)
   ink = matplotlib.rcParams["text.color"]
-  _legend(fig, _present(styles, groups), styles, [
+  legend(fig, _present(styles, groups), styles, [
       (mpl_lines.Line2D([], [], color=ink, linestyle="-"), "unconditional"),
       (mpl_lines.Line2D([], [], color=ink, linestyle=":"), "conditional")])
   return True
@@ -215,7 +215,7 @@ def predicted_and_measured(fig: mpl_figure.Figure, groups: Sequence[Group], styl
   axes.set_ylim(ends)
   axes.set_xlabel("predicted speedup")
   axes.set_ylabel("measured speedup")
-  _legend(fig, _present(styles, groups), styles)
+  legend(fig, _present(styles, groups), styles)
   return True
 
 
@@ -276,7 +276,7 @@ def experts_touched(fig: mpl_figure.Figure, groups: Sequence[Group], styles: Sty
   axes.set_ylim(bottom=0)
   axes.set_xlabel("tokens of a pass")
   axes.set_ylabel("distinct experts a layer")
-  _legend(fig, _present(styles, groups), styles, extra)
+  legend(fig, _present(styles, groups), styles, extra)
   return True
 
 
@@ -328,7 +328,7 @@ def _present(styles: Styles, groups: Any) -> list[str]:
   return [method for method in styles.drafting if method in present]
 
 
-def _legend(fig: mpl_figure.Figure, methods: Sequence[str], styles: Styles, extra: Sequence[tuple[Any, str]] = (), *,
+def legend(fig: mpl_figure.Figure, methods: Sequence[str], styles: Styles, extra: Sequence[tuple[Any, str]] = (), *,
             bars: bool = False) -> None:
   """Puts the legend above the axes, in as few lines as its names allow."""
   if bars:
@@ -347,7 +347,7 @@ def _legend(fig: mpl_figure.Figure, methods: Sequence[str], styles: Styles, extr
   fig.legend(handles + [handle for handle, _ in extra], labels, loc="outside upper left", ncols=columns)
 
 
-def _render(draw: Draw, groups: Sequence[Group], styles: Styles, theme: dict[str, str],
+def render(draw: Draw, groups: Sequence[Group], styles: Styles, theme: dict[str, str],
             png: pathlib.Path | None) -> str | None:
   """Draws a plot and returns it as an SVG data URL; None where the groups hold nothing for it."""
   settings = {

@@ -18,9 +18,9 @@ def draw_all(summary: Summary, folder: pathlib.Path) -> list[figures.Plot]:
   folder.mkdir(parents=True, exist_ok=True)
   styles, plots = figures.Styles(summary["methods"]), []
   for stem, draw, title, caption in _PLOTS:
-    light = figures._render(draw, summary, styles, figures._LIGHT, folder / f"{stem}.png")
+    light = figures.render(draw, summary, styles, figures.LIGHT, folder / f"{stem}.png")
     if light is not None:
-      plots.append(figures.Plot(title, caption, light, figures._render(draw, summary, styles, figures._DARK, None)))
+      plots.append(figures.Plot(title, caption, light, figures.render(draw, summary, styles, figures.DARK, None)))
   return plots
 
 
@@ -212,4 +212,4 @@ def _legend(fig, summary, styles, extra=(), methods=None):
   line = lambda method: mpl_lines.Line2D([], [], color=styles.colour(method), marker=_marker(styles, method),
                                          markersize=4)
   handles = [(line(method), styles.label(method)) for method in methods]
-  figures._legend(fig, [], styles, handles + list(extra))
+  figures.legend(fig, [], styles, handles + list(extra))

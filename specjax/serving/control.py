@@ -29,10 +29,16 @@ class Acceptance:
     self._fade = fade
     self.trials = self.accepted = self.steps = self.drafts = self.lengths = self.whole = 0.0
 
-  def add(self, drafted: int, accepted: int, cut: bool = False) -> None:
-    """One step in which drafting was allowed; `cut` if the draft ended at a limit and may have gone on."""
-    tried, whole = min(accepted + 1, drafted), drafted > 0 and not cut
-    for name, value in dict(trials=tried, accepted=accepted, steps=1, drafts=drafted > 0, lengths=drafted * whole,
+  def add(self, drafted: int, accepted: int, offered: int, cut: bool = False) -> None:
+    """One step in which drafting was allowed.
+
+    Args:
+      drafted, accepted: tokens that were verified, and of them accepted.
+      offered: tokens of the draft, before it was cut to a width.
+      cut: the draft ended at a limit and may have gone on.
+    """
+    tried, whole = min(accepted + 1, drafted), offered > 0 and not cut
+    for name, value in dict(trials=tried, accepted=accepted, steps=1, drafts=drafted > 0, lengths=offered * whole,
                             whole=whole).items():
       setattr(self, name, self._fade * getattr(self, name) + value)
 
@@ -42,7 +48,7 @@ class Acceptance:
     return (self.accepted + _PRIOR * base) / (self.trials + _PRIOR)
 
   def share(self, prior: "Acceptance | None" = None) -> float:
-    """Share of the steps that had a draft."""
+    """Share of the steps in which a draft was verified."""
     base = 1.0 if prior is None else prior.share()
     return (self.drafts + _PRIOR * base) / (self.steps + _PRIOR)
 
@@ -62,6 +68,7 @@ class View:
   most: int               # N
   limits: tuple[int, ...]  # those that fill a width: 0, then one for each width, N the last
   costs: costs_lib.Costs
+  idle: int = 0           # steps since a draft was last verified
 
   def rates(self) -> np.ndarray:
     """f[R]; how likely each row's next drafted token is accepted."""
@@ -126,44 +133,40 @@ class Table:
 class Goodput:
   """The limit with most expected tokens a second, of those that fill a width: sum of tokens over the time of a step.
 
-  Every limit is tried `tries` times in a shape before its measured cost is believed. While nothing is drafted, a few
-  steps are tried after `probe` plain ones, after twice as many whenever that did not bring drafting back, and at most
-  `longest`; so traffic that changes is noticed. `margin` is what drafting must gain to be switched on or off again.
+  Every limit is tried `tries` times in a shape before its measured cost is believed. While no draft is verified, since
+  nothing is drafted or the step's width is cut to 1, so many steps are tried after `probe` others, after twice as many
+  whenever that did not bring drafting back, and at most `longest`; so traffic that changes is noticed. `margin` is what
+  another limit must gain to take over.
   """
   probe: int = 32
   longest: int = 512
   tries: int = 3
   margin: float = 0.02
-  weighs = True
 
   def __post_init__(self):
     if not 1 <= self.probe <= self.longest or self.tries < 1 or self.margin < 0:
       raise ValueError(f"probe={self.probe}, longest={self.longest}, tries={self.tries}, margin={self.margin}: needed "
                        "are 1 <= probe <= longest, tries of 1 or more and a margin of 0 or more")
-    self._last, self._idle, self._wait, self._trying = 0, 0, self.probe, 0
+    self._last, self._wait, self._trying, self.weighs = 0, self.probe, 0, True
 
   def limits(self, view):
     """See `Controller`."""
-    limit = self._choose(view)
-    self._last = limit
-    return np.full(len(view.rows), limit, np.int32)
+    self._last = self._choose(view)
+    return np.full(len(view.rows), self._last, np.int32)
 
   def _choose(self, view):
     untried = [limit for limit in reversed(view.limits) if view.costs.measured(view.batch, view.slots, limit) < self.tries]
-    if untried:
-      return untried[0]
+    self._trying = max(self._trying - 1, 0)
+    if not self._trying and view.idle >= self._wait:
+      self._wait, self._trying = min(2 * self._wait, self.longest), self.tries
+    # What is tried is seen whole: steps that were cut to a width would say what the controller believes already.
+    self.weighs = not untried and not self._trying
+    if not self.weighs:
+      return untried[0] if untried else view.limits[-1]
     best = self._best(view)
-    if best:
-      self._idle, self._wait, self._trying = 0, self.probe, 0
-      return best
-    if self._trying:
-      self._trying -= 1
-      return view.limits[-1]
-    self._idle += 1
-    if self._idle >= self._wait:
-      self._idle, self._wait, self._trying = 0, min(2 * self._wait, self.longest), self.tries - 1
-      return view.limits[-1]
-    return 0
+    if best and not view.idle:
+      self._wait = self.probe
+    return best
 
   def _best(self, view):
     def goodput(limit):

@@ -86,6 +86,7 @@ class Batch:
     self._small = 0       # steps in which a smaller bucket would have done
     self._joined = None   # parameters and rules of the rows as they are, until one comes or goes
     self._was_off = True
+    self._idle = 0         # steps since a draft was last verified
     self._logprobs = None  # buffers of the latest step
     proposer_state = proposer.proposers if isinstance(proposer, fallback.Fallback) else ()
     self._forces = bool(proposer_state) and isinstance(proposer_state[0], given.Given)
@@ -134,7 +135,7 @@ class Batch:
     seconds = time.perf_counter() - begin
     with device:
       seen = jax.device_get((state.length, state.reason, state.tokens, state.drafted, state.logprobs,
-                             state.counters.drafted_tokens, state.counters.steps_per_width))
+                             state.counters.drafted_tokens, state.counters.steps_per_width, state.control.offered))
     self._state, self._logprobs = jobs_lib.neutral(state), state.logprobs
     if masked or programs != drivers.compiled_programs():
       seconds = None  # of no step that comes again
@@ -213,7 +214,7 @@ class Batch:
     if self._most:
       fills = (0, *(width - 1 for width in self._widths[1:-1]), self._most) if self._proposer.chains else (0, self._most)
       view = control_lib.View(rows=[self._rows[row].acceptance for row in places], everyone=self.everyone,
-                              batch=len(self._rows), slots=self._slots, most=self._most, limits=fills, costs=self.costs)
+                              batch=len(self._rows), slots=self._slots, most=self._most, limits=fills, costs=self.costs, idle=self._idle)
       limits[places] = controller.limits(view)
     for row in places:
       if not self._rows[row].request.speculate:
@@ -234,7 +235,10 @@ class Batch:
     rates = np.array([0.0 if job is None else job.acceptance.rate(self.everyone) for job in self._rows])
     gain = np.cumsum(rates[:, None] ** np.arange(1, self._most + 1), axis=1)
     gain = np.concatenate([np.zeros((batch, 1)), gain], axis=1).astype(np.float32)
-    cost = self.costs.of_widths(batch, slots) if weighs else np.ones(len(self._widths), np.float32)
+    if weighs:
+      cost = self.costs.of_widths(batch, slots)
+    else:  # the widest step is the best one, whatever is expected of it
+      cost = 1 / np.arange(1, len(self._widths) + 1, dtype=np.float32)
     held = decode.Control(limit=limits, gain=gain, cost=cost)
     return state.replace(params=params, rules=rules, reason=reason, logprobs=logprobs, control=held,
                          counters=_zero_counters(self._target, self._proposer, batch))
@@ -306,7 +310,7 @@ class Batch:
     return tree.replace(size=size), masks
 
   def _collect(self, seen, limits, forced, seconds):
-    length, reason, tokens, drafted, logprobs, drafts, widths = seen
+    length, reason, tokens, drafted, logprobs, drafts, widths, offered = seen
     rows, total, accepted_all = [], 0, 0
     width = self._widths[int(np.argmax(widths.max(0)))]
     for row, job in enumerate(self._rows):
@@ -318,7 +322,7 @@ class Batch:
       job.count_step(int(drafts[row]))
       if limits[row] > 0 and not forced[row]:
         for seen_by in (job.acceptance, self.everyone):
-          seen_by.add(int(drafts[row]), sum(flags), cut=drafts[row] >= limits[row] < self._most)
+          seen_by.add(int(drafts[row]), sum(flags), int(offered[row]), cut=offered[row] >= limits[row] < self._most)
       ended = False
       if job.matcher is not None:
         # Behind a text that is whole, and that no id ends, masks allow everything: what was drawn there is no part of it.
@@ -338,6 +342,7 @@ class Batch:
     if seconds is not None and not (limit and self._was_off):
       self.costs.add(len(self._rows), tokens.shape[1], limit, width, seconds)
     self._was_off = limit == 0
+    self._idle = 0 if total else self._idle + 1
     used = sum(job.length + len(gained.ids) for job, gained in rows)
     return Step(rows=rows, batch=len(self._rows), slots=tokens.shape[1], used=used, draft_limit=limit, width=width,
                 drafted=total, accepted=accepted_all)

@@ -16,7 +16,7 @@ class Traffic:
   def __init__(self, rows=2, seed=0):
     self.costs, self.everyone = costs_lib.Costs(WIDTHS), control.Acceptance(fade=0.995)
     self.rows = [control.Acceptance() for _ in range(rows)]
-    self.random = np.random.default_rng(seed)
+    self.random, self.idle = np.random.default_rng(seed), 0
 
   def run(self, controller, steps, rate, seconds=SECONDS):
     """The limits of so many steps, and tokens over time."""
@@ -29,8 +29,9 @@ class Traffic:
           accepted += 1
         tokens += accepted + 1
         if limit:
-          row.add(limit, accepted, cut=limit < 7)
-          self.everyone.add(limit, accepted, cut=limit < 7)
+          row.add(limit, accepted, limit, cut=limit < 7)
+          self.everyone.add(limit, accepted, limit, cut=limit < 7)
+      self.idle = 0 if limit else self.idle + 1
       limits.append(limit)
       time += seconds[limit]
       self.costs.add(len(self.rows), 256, limit, limit + 1, seconds[limit])
@@ -38,7 +39,7 @@ class Traffic:
 
   def view(self):
     return control.View(rows=self.rows, everyone=self.everyone, batch=len(self.rows), slots=256, most=7, limits=LIMITS,
-                        costs=self.costs)
+                        costs=self.costs, idle=self.idle)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.2, 0.5, 0.7, 0.95])
@@ -78,12 +79,12 @@ def test_fixed_and_table():
 def test_the_gate_is_per_row_and_opens_again():
   traffic, gate = Traffic(), control.Gate(threshold=0.3, probe=8)
   for _ in range(30):
-    traffic.rows[0].add(7, 0)
-    traffic.rows[1].add(7, 6)
+    traffic.rows[0].add(7, 0, 7)
+    traffic.rows[1].add(7, 6, 7)
   limits = np.array([gate.limits(traffic.view()) for _ in range(16)])
   assert (limits[:, 1] == 7).all() and (limits[:, 0] == 7).sum() == 2
   for _ in range(10):
-    traffic.rows[0].add(7, 7)
+    traffic.rows[0].add(7, 7, 7)
   assert gate.limits(traffic.view()).tolist() == [7, 7]
 
 
@@ -91,7 +92,7 @@ def test_the_budget_goes_to_those_most_likely_to_survive():
   traffic = Traffic(rows=3)
   for _ in range(50):
     for row, accepted in zip(traffic.rows, (7, 4, 0)):
-      row.add(7, accepted)
+      row.add(7, accepted, 7)
   limits = control.Budget(tokens=9).limits(traffic.view())
   assert limits.sum() == 9 and limits[0] == 7 and limits[0] > limits[1] > limits[2]
   assert control.Budget(tokens=1000, least=0.5).limits(traffic.view()).tolist()[2] == 0
