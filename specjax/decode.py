@@ -43,7 +43,7 @@ class Control:
   limit: jax.Array  # i32[B]; nodes that may be drafted
   gain: jax.Array   # f32[B, N + 1]; tokens that are expected of so many drafted nodes, besides the new one
   cost: jax.Array   # f32[W]; of a step at each of the proposer's widths, in any unit
-  offered: jax.Array | None = None  # i32[B]; behind a step: nodes that were drafted within the limit, before that choice
+  offered: jax.Array  # i32[B]; behind a step: nodes that were drafted within the limit, before that choice
 
 
 @struct.dataclass

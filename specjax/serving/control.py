@@ -133,21 +133,21 @@ class Table:
 class Goodput:
   """The limit with most expected tokens a second, of those that fill a width: sum of tokens over the time of a step.
 
-  Every limit is tried `tries` times in a shape before its measured cost is believed. While no draft is verified, since
-  nothing is drafted or the step's width is cut to 1, so many steps are tried after `probe` others, after twice as many
-  whenever that did not bring drafting back, and at most `longest`; so traffic that changes is noticed. `margin` is what
-  another limit must gain to take over.
+  While no draft is verified, since nothing is drafted or the step's width is cut to 1, the least limit is tried for one
+  step in `probe`, in half as many whenever that did not bring drafting back, and at least one in `longest`; and seldom
+  enough that it takes no more than `price` of the time. So traffic that changes is noticed. `margin` is what another
+  limit must gain to take over.
   """
   probe: int = 32
   longest: int = 512
-  tries: int = 3
+  price: float = 0.02
   margin: float = 0.02
 
   def __post_init__(self):
-    if not 1 <= self.probe <= self.longest or self.tries < 1 or self.margin < 0:
-      raise ValueError(f"probe={self.probe}, longest={self.longest}, tries={self.tries}, margin={self.margin}: needed "
-                       "are 1 <= probe <= longest, tries of 1 or more and a margin of 0 or more")
-    self._last, self._wait, self._trying, self.weighs = 0, self.probe, 0, True
+    if not 1 <= self.probe <= self.longest or self.price <= 0 or self.margin < 0:
+      raise ValueError(f"probe={self.probe}, longest={self.longest}, price={self.price}, margin={self.margin}: needed "
+                       "are 1 <= probe <= longest, a price of more than 0 and a margin of 0 or more")
+    self._last, self._wait, self.weighs = 0, self.probe, True
 
   def limits(self, view):
     """See `Controller`."""
@@ -155,16 +155,13 @@ class Goodput:
     return np.full(len(view.rows), self._last, np.int32)
 
   def _choose(self, view):
-    untried = [limit for limit in reversed(view.limits) if view.costs.measured(view.batch, view.slots, limit) < self.tries]
-    self._trying = max(self._trying - 1, 0)
-    if not self._trying and view.idle >= self._wait:
-      self._wait, self._trying = min(2 * self._wait, self.longest), self.tries
-    # What is tried is seen whole: steps that were cut to a width would say what the controller believes already.
-    self.weighs = not untried and not self._trying
-    if not self.weighs:
-      return untried[0] if untried else view.limits[-1]
+    least, seconds = view.limits[1], lambda limit: view.costs.under(view.batch, view.slots, limit)
+    probed, self.weighs = not self.weighs, True
+    if view.idle >= max(self._wait, (seconds(least) / seconds(0) - 1) / self.price):
+      self._wait, self.weighs = min(2 * self._wait, self.longest), False  # a step that is cut says nothing new
+      return least
     best = self._best(view)
-    if best and not view.idle:
+    if best and not view.idle and not probed:
       self._wait = self.probe
     return best
 

@@ -24,10 +24,6 @@ class Costs:
     self._under[batch, slots, limit].append(seconds)
     self._at[batch, slots, limit > 0, width].append(seconds)
 
-  def measured(self, batch: int, slots: int, limit: int) -> int:
-    """How often a limit was tried in this shape, up to the number that is kept."""
-    return len(self._under[batch, slots, limit])
-
   def under(self, batch: int, slots: int, limit: int) -> float:
     """Seconds of a step with this limit; measured, or by the ratio to plain steps in another shape, or assumed."""
     known = self._under.get((batch, slots, limit))
@@ -53,10 +49,12 @@ class Costs:
     return statistics.median(self._under[(*min(shapes)[1:], limit)]) if shapes else None
 
   def _ratio(self, batch, limit):
-    """The ratio of this limit's steps to plain ones in the nearest batch in which both were measured."""
+    """The ratio of this limit's steps to plain ones in the nearest batch in which both were measured. Nodes cost less in
+    smaller batches; that they cost more in larger ones is found out by trying."""
     both = [(abs(np.log2(b / batch)), b, s) for (b, s, at), known in list(self._under.items())
             if at == limit and known and self._under.get((b, s, 0))]
     if not both:
       return None
     _, b, s = min(both)
-    return statistics.median(self._under[b, s, limit]) / statistics.median(self._under[b, s, 0])
+    ratio = statistics.median(self._under[b, s, limit]) / statistics.median(self._under[b, s, 0])
+    return 1 + (ratio - 1) * min(1.0, batch / b)

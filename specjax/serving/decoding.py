@@ -239,7 +239,7 @@ class Batch:
       cost = self.costs.of_widths(batch, slots)
     else:  # the widest step is the best one, whatever is expected of it
       cost = 1 / np.arange(1, len(self._widths) + 1, dtype=np.float32)
-    held = decode.Control(limit=limits, gain=gain, cost=cost)
+    held = decode.Control(limit=limits, gain=gain, cost=cost, offered=np.zeros(batch, np.int32))
     return state.replace(params=params, rules=rules, reason=reason, logprobs=logprobs, control=held,
                          counters=_zero_counters(self._target, self._proposer, batch))
 
