@@ -13,6 +13,7 @@ import sys
 from absl import flags
 
 from experiments.harness import cli
+from experiments.harness import controllers
 from experiments.harness import methods
 from experiments.harness import one_method
 from experiments.harness import rules
@@ -30,20 +31,20 @@ _KEY = flags.DEFINE_string("api_key", None, "What requests must give as their AP
 _WARM_UP = flags.DEFINE_bool("warm_up", True, "Compile all programs of plain requests before the first one.")
 _SIZES = {  # by field of the engine's Config
     "rows": flags.DEFINE_integer("max_num_seqs", 16, "Requests that run at once, at most."),
-    "max_tokens": flags.DEFINE_integer("max_model_len", None, "Tokens of a request, prompt and answer, at most; the "
-                                       "target's context by default."),
+    "max_tokens": flags.DEFINE_integer("max_model_len", None, "Tokens of a request; the target's context by default."),
     "step_tokens": flags.DEFINE_integer("max_num_batched_tokens", 128, "Prompt tokens read in one turn, at most."),
     "waiting": flags.DEFINE_integer("max_waiting", 1024, "Requests in the queue, at most."),
+    "forced": flags.DEFINE_integer("forced_tokens", 0, "Tokens drafted where a grammar leaves no choice, at most."),
 }
 
 
 def main():
   pairs.apply()
   settings.uses_only(settings.TARGET, settings.SEED)
-  http = _http()
+  http, controller = _http(), controllers.maker()()
   target, tokenizer, proposer, _, verifier = one_method.build(_METHOD.value, "a server")
   models.decoder_only(target, "a server")
-  engine = _engine(target, proposer, tokenizer, verifier)
+  engine = _engine(target, proposer, tokenizer, verifier, controller)
   if not rules.keeps_the_law(verifier, proposer):
     print(f"LOSSY: {rules.name_of(verifier)}; the text is not the target's", file=sys.stderr)
   if _WARM_UP.value:
@@ -55,10 +56,11 @@ def main():
                        lambda url: print(f"ready: {name} at {url}/v1", flush=True)))
 
 
-def _engine(target, proposer, tokenizer, verifier):
+def _engine(target, proposer, tokenizer, verifier, controller):
   try:
     config = engine_lib.Config(**{field: flag.value for field, flag in _SIZES.items()})
-    return engine_lib.Engine(target, proposer, tokenizer, config=config, verifier=verifier, key=settings.random_key())
+    return engine_lib.Engine(target, proposer, tokenizer, config=config, verifier=verifier, key=settings.random_key(),
+                             controller=controller)
   except ValueError as error:
     given = ", ".join(f"--{flag.name}={flag.value}" for flag in _SIZES.values())
     raise ValueError(f"{given}: {error}") from error

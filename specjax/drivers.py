@@ -221,7 +221,7 @@ def advance(target, proposer, state: decode.DecodeState, max_steps, *, verifier)
 
 @functools.partial(jax.jit, static_argnames="verifier", donate_argnames="state")
 def conclude(target, proposer, state: decode.DecodeState, tree, masks=None, *, verifier) -> decode.DecodeState:
-  """What follows in a step whose `tree` was drafted, or whose `masks` were made, on the host: verification and commit."""
+  """What follows in a step whose `tree` or `masks` were made on the host: its verification and the commit."""
   return decode.commit(target, proposer, state, decode.verify(target, proposer, verifier, state, tree, masks))
 
 

@@ -31,7 +31,7 @@ _NO_ID = -1             # in a row's text, where an encoder has heard sound: no 
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-  """Requests of a batch that have been checked: what `begin` makes a state of. Arrays are NumPy unless they say more."""
+  """Requests of a batch that have been checked: what `begin` makes a state of. Arrays are NumPy."""
   prompts: list[np.ndarray]  # i32[P] each, with what the decoder begins with and what was written already
   inputs: np.ndarray         # i32[B]; tokens that an encoder reads
   limit: np.ndarray          # i32[B]; prompt tokens and budget

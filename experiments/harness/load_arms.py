@@ -3,12 +3,13 @@
 Every run has an engine of its own, so that nothing outlives it: no cache of prefixes, no controller's statistics. The
 programs stay compiled, and the requests of the warm-up teach a controller what its steps cost, as those before do on a
 server. Methods draft as much as they can in every step (`control.Fixed`), whatever that costs; only `adaptive` has a
-controller that weighs it, `control.Goodput`.
+controller that weighs it, that of --controller.
 """
 import functools
 
 from absl import flags
 
+from experiments.harness import controllers
 from experiments.harness import method_options
 from experiments.harness import methods
 from experiments.harness import rules
@@ -22,8 +23,8 @@ from specjax.serving import load
 from specjax.serving import load_http
 
 ADAPTIVE = "adaptive"
-BASE = flags.DEFINE_list("adaptive_base", ["ngram"], "Whose drafts adaptive makes, one arm each: methods under the "
-                         "controller that turns drafting down where it does not pay.")
+BASE = flags.DEFINE_list("adaptive_base", ["ngram"], "Whose drafts adaptive makes, one arm each: methods under "
+                         "--controller, which turns drafting down where it does not pay.")
 BASE_URL = flags.DEFINE_list("base_url", None, "Servers with OpenAI's interface instead of engines in this process, "
                              "one for each of --methods, which then only names them.")
 MODEL = flags.DEFINE_string("model", None, "--base_url: the model's name there; the first one listed by default.")
@@ -33,7 +34,7 @@ STEP_TOKENS = flags.DEFINE_integer("max_num_batched_tokens", engine_lib.Config.s
                                    "turn of an engine reads beside its step.", lower_bound=1)
 PREFIX_TOKENS = flags.DEFINE_integer("prefix_tokens", 0, "Prompt tokens that an engine keeps for requests that begin "
                                      "alike; 0: none.", lower_bound=0)
-_OF_ENGINES = (BASE, ROWS, STEP_TOKENS, PREFIX_TOKENS, rules.VERIFIER)
+_OF_ENGINES = (BASE, controllers.NAME, ROWS, STEP_TOKENS, PREFIX_TOKENS, rules.VERIFIER)
 _AGAIN = 5  # times that a run is made again because something compiled in it
 
 
@@ -59,6 +60,10 @@ def build(names: list[str], *, rows: int):
                      "leave the flag out")
   if ADAPTIVE in names and (not bases or "plain" in bases or len(set(bases)) < len(bases)):
     raise ValueError(f"--adaptive_base={','.join(BASE.value)}: it takes methods that draft, each once")
+  make = controllers.maker()
+  if ADAPTIVE not in names and not flags.FLAGS[controllers.NAME.name].using_default_value:
+    raise ValueError(f"--controller={controllers.NAME.value} is an option of {ADAPTIVE}; add that to --methods, or "
+                     "leave the flag out")
   if len(set(names)) < len(names):
     raise ValueError(f"--methods={','.join(names)}: name each method once")
   fixed = [name for name in names if name != ADAPTIVE]
@@ -70,7 +75,7 @@ def build(names: list[str], *, rows: int):
   arms = {}
   for name in names:
     arms |= {name: (built[name], control.Fixed)} if name != ADAPTIVE else {
-        f"{ADAPTIVE} {base}": (built[base], control.Goodput) for base in bases}
+        f"{ADAPTIVE} {base}": (built[base], make) for base in bases}
   return Engines(target, tokenizer, arms, verifier, rows=ROWS.value or rows)
 
 

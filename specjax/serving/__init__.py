@@ -1,4 +1,4 @@
-"""Many requests over the one step: continuous batching, streaming, structured output, and drafting that turns itself down.
+"""Many requests over the one step: continuous batching, structured output, and drafting that turns itself down.
 
 `Engine` runs requests turn by turn; `Service` runs an engine in a thread and hands each request out as an asynchronous
 iterator; `http` is OpenAI's interface to a service, and needs the extra `serve`.

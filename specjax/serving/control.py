@@ -1,7 +1,7 @@
 """How much to draft when many requests share a step: a controller sets each row's limit before every step, 0 included.
 
-In a batch every row pays for the width of the step, so what pays for one request may not pay for sixteen. A limit is set
-from past steps only, before anything is drawn, so that it never changes the law of a text (see `proposers.base`).
+In a batch every row pays for the width of the step, so what pays for one request may not pay for sixteen. A limit is
+set from past steps only, before anything is drawn, so that it never changes the law of a text (see `proposers.base`).
 
 - `Fixed`: the same limit always. `Table`: a limit by the number of running rows, vLLM's dynamic speculation.
 - `Goodput`: the limit that brings most tokens a second, by measured costs and acceptance (SmartSpec, arXiv 2406.14066).
@@ -135,8 +135,8 @@ class Goodput:
 
   While no draft is verified, since nothing is drafted or the step's width is cut to 1, the least limit is tried for one
   step in `probe`, in half as many whenever that did not bring drafting back, and at least one in `longest`; and seldom
-  enough that it takes no more than `price` of the time. So traffic that changes is noticed. `margin` is what another
-  limit must gain to take over.
+  enough that it takes no more than `price` of the time. So traffic that changes is noticed. `margin` is what drafting
+  must gain to be taken up; it is left where it gains nothing.
   """
   probe: int = 32
   longest: int = 512
@@ -168,15 +168,15 @@ class Goodput:
   def _best(self, view):
     def goodput(limit):
       tokens = len(view.rows) + (view.expected(limit).sum() if limit else 0)
-      bonus = 1 + self.margin if limit == self._last else 1.0
-      return bonus * tokens / view.costs.under(view.batch, view.slots, limit)
+      needed = 1 + self.margin if limit and not self._last else 1.0
+      return tokens / (needed * view.costs.under(view.batch, view.slots, limit))
     return max(view.limits, key=goodput)
 
 
 @dataclasses.dataclass
 class Gate:
-  """All that the proposer drafts for rows whose rate of acceptance is `threshold` or more; others draft nothing, but for
-  one step in `probe`, by which they may come back."""
+  """All that the proposer drafts for rows whose rate of acceptance is `threshold` or more; others draft nothing, but
+  for one step in `probe`, by which they may come back."""
   threshold: float = 0.3
   probe: int = 16
   weighs = False

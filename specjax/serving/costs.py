@@ -49,8 +49,8 @@ class Costs:
     return statistics.median(self._under[(*min(shapes)[1:], limit)]) if shapes else None
 
   def _ratio(self, batch, limit):
-    """The ratio of this limit's steps to plain ones in the nearest batch in which both were measured. Nodes cost less in
-    smaller batches; that they cost more in larger ones is found out by trying."""
+    """The ratio of this limit's steps to plain ones in the nearest batch in which both were measured. Nodes cost less
+    in smaller batches; that they cost more in larger ones is found out by trying."""
     both = [(abs(np.log2(b / batch)), b, s) for (b, s, at), known in list(self._under.items())
             if at == limit and known and self._under.get((b, s, 0))]
     if not both:

@@ -212,9 +212,10 @@ class Batch:
     limits = np.zeros(len(self._rows), np.int32)
     places = [row for row, job in enumerate(self._rows) if job is not None]
     if self._most:
-      fills = (0, *(width - 1 for width in self._widths[1:-1]), self._most) if self._proposer.chains else (0, self._most)
+      between = [width - 1 for width in self._widths[1:-1]] if self._proposer.chains else []
       view = control_lib.View(rows=[self._rows[row].acceptance for row in places], everyone=self.everyone,
-                              batch=len(self._rows), slots=self._slots, most=self._most, limits=fills, costs=self.costs, idle=self._idle)
+                              batch=len(self._rows), slots=self._slots, most=self._most,
+                              limits=(0, *between, self._most), costs=self.costs, idle=self._idle)
       limits[places] = controller.limits(view)
     for row in places:
       if not self._rows[row].request.speculate:
@@ -245,21 +246,21 @@ class Batch:
 
   def _forms(self, full, logprobs):
     """What `_join` may return for a batch of this size, up to values."""
-    some = sampling.SamplingParams(presence_penalty=1.0).batch(1)
     lean = [None] * len(self._rows)
+    some = [sampling.SamplingParams(presence_penalty=1.0).batch(1), *lean[1:]]
     return [(params_lib.join(rows), params_lib.join_rules(lean), wants)
-            for rows in ([lean, [some, *lean[1:]]] if full else [lean]) for wants in ((False, True) if logprobs else (False,))]
+            for rows in (lean, some)[:1 + full] for wants in (False, True)[:1 + logprobs]]
 
   def _join(self):
     asked = [None if job is None else job.asked for job in self._rows]
     wants = any(job.request.logprobs is not None for job in self.jobs)
-    self._joined = (params_lib.join([a and a.params for a in asked]), params_lib.join_rules([a and a.rules for a in asked]),
-                    wants)
+    self._joined = (params_lib.join([a and a.params for a in asked]),
+                    params_lib.join_rules([a and a.rules for a in asked]), wants)
     return self._joined
 
   def _run(self, state, device, masked):
-    """The state behind a step, and how many forced tokens were drafted in each row. With drafts or masks that are made on
-    the host, in two halves."""
+    """The state behind a step, and how many forced tokens were drafted in each row. In two halves where drafts or masks
+    are made on the host."""
     forced = [0] * len(self._rows)
     if not masked and not self._proposer.host:
       with device:
@@ -325,7 +326,7 @@ class Batch:
           seen_by.add(int(drafts[row]), sum(flags), int(offered[row]), cut=offered[row] >= limits[row] < self._most)
       ended = False
       if job.matcher is not None:
-        # Behind a text that is whole, and that no id ends, masks allow everything: what was drawn there is no part of it.
+        # Behind a text that is whole, and that no id ends, masks allow everything: what was drawn there is not said.
         ids = ids[:job.matcher.legal(ids)]
         ended = len(ids) < len(flags)
         flags = flags[:len(ids)]

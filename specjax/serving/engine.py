@@ -111,8 +111,8 @@ class Engine:
     if config.forced:
       proposer = fallback.Fallback((given.Given(config.forced), proposer))
     if tokenizer is not None and tokenizer.vocab_size < target.vocab_size:
-      raise ValueError(f"the target has {target.vocab_size} ids and the tokenizer text for {tokenizer.vocab_size}: others "
-                       "could be said and not be read; load both with specjax.load, which leaves such ids out")
+      raise ValueError(f"the target has {target.vocab_size} ids and the tokenizer text for {tokenizer.vocab_size}: "
+                       "others could be said and not be read; load both with specjax.load, which leaves such ids out")
     longest = target.max_context if config.max_tokens is None else config.max_tokens
     if not 2 <= longest <= target.max_context:
       raise ValueError(f"max_tokens={longest}: the target's context is {target.max_context}; allowed are 2 to that")
@@ -215,8 +215,8 @@ class Engine:
                            eos_ids=request.eos_ids, stop_sequences=[list(s) for s in request.stop_sequences],
                            logprobs=request.logprobs)
     if asked.limit[0] > self.config.max_tokens:
-      raise ValueError(f"a prompt of {len(asked.prompts[0])} tokens and max_new_tokens={request.max_new_tokens} are more "
-                       f"than the {self.config.max_tokens} tokens of a request; shorten the one or lower the other")
+      raise ValueError(f"a prompt of {len(asked.prompts[0])} tokens and max_new_tokens={request.max_new_tokens} are "
+                       f"more than the {self.config.max_tokens} tokens of a request; shorten the one or lower the other")
     if self.config.total_tokens is not None and asked.limit[0] > self.config.total_tokens:
       raise ValueError(f"the request may have {int(asked.limit[0])} tokens, more than total_tokens="
                        f"{self.config.total_tokens} of the engine; lower max_new_tokens")

@@ -100,7 +100,8 @@ class Job:
       top = self.request.logprobs
       known = jax.tree.map(lambda *rows: np.stack(rows), *[token.belongs.logprobs for token in tokens])
       known = known.replace(top_ids=known.top_ids[:, :top], top_raw=known.top_raw[:, :top])
-    return requests.Update(id=self.id, token_ids=[token.id for token in tokens], pieces=[token.piece for token in tokens],
+    return requests.Update(id=self.id, token_ids=[token.id for token in tokens],
+                           pieces=[token.piece for token in tokens],
                            drafted=[token.belongs.position is not None for token in tokens], logprobs=known,
                            outcome=None if finish_reason is None else self._outcome(now, finish_reason))
 

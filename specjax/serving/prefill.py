@@ -2,7 +2,6 @@
 
 Letters: P prompt tokens, S slots.
 """
-import functools
 
 import jax
 import numpy as np

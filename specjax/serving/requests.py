@@ -119,7 +119,7 @@ class Outcome:
 
   @property
   def token_seconds(self) -> float | None:
-    """Time per output token behind the first (TPOT, as vLLM has it: the first update's time over all tokens but one)."""
+    """Time per output token behind the first (vLLM's TPOT: from the first update to the last, over all tokens but one)."""
     count = sum(count for _, count in self.arrivals)
     return (self.arrivals[-1][0] - self.arrivals[0][0]) / (count - 1) if count > 1 else None
 

@@ -74,8 +74,8 @@ class Queue:
 
 
 def next_chunk(left: dict[int, int], turn: int) -> int:
-  """Which of the prompts in prefill is read next: the one with fewest tokens `left`, so that a long prompt holds up none
-  that is short; every fourth turn the first that came, so that it is not held up forever."""
+  """Which of the prompts in prefill is read next: the one with fewest tokens `left`, so that a long prompt holds up
+  none that is short; every fourth turn the first that came, so that it is not held up forever."""
   if turn % 4 == 3:
     return min(left)
   return min(left, key=lambda id: (left[id], id))

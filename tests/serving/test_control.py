@@ -115,7 +115,8 @@ def test_costs_carry_over_to_shapes_that_were_not_measured():
 
 @pytest.mark.parametrize("make", [
     lambda: control.Fixed(-1), lambda: control.Table({}), lambda: control.Table({0: 1}), lambda: control.Gate(1.5),
-    lambda: control.Goodput(probe=0), lambda: control.Goodput(price=0), lambda: control.Goodput(probe=9, longest=8), lambda: control.Budget(-1)])
+    lambda: control.Goodput(probe=0), lambda: control.Goodput(price=0), lambda: control.Goodput(probe=9, longest=8),
+    lambda: control.Budget(-1)])
 def test_settings_out_of_range_are_refused(make):
   with pytest.raises(ValueError, match="="):
     make()

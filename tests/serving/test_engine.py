@@ -2,7 +2,6 @@
 import dataclasses
 import re
 
-import jax
 import numpy as np
 import pytest
 
@@ -78,7 +77,8 @@ def test_rows_do_not_depend_on_their_neighbours(proposer):
   wanted = random_requests(24, seed=1)
   single = [alone(TARGET, proposer, request) for request in wanted]
   for seed, config, controller in [
-      (0, CONFIG, control.Goodput(probe=2, longest=4)), (1, dataclasses.replace(CONFIG, order="shortest", rows=8), None),
+      (0, CONFIG, control.Goodput(probe=2, longest=4)),
+      (1, dataclasses.replace(CONFIG, order="shortest", rows=8), None),
       (2, dataclasses.replace(CONFIG, prefix_tokens=0, step_tokens=16, rows=3), control.Fixed()),
       (3, dataclasses.replace(CONFIG, total_tokens=700), control.Budget(tokens=6))]:
     rng = np.random.default_rng(seed)
@@ -89,7 +89,8 @@ def test_rows_do_not_depend_on_their_neighbours(proposer):
       assert outcome.token_ids == single[place].token_ids[0], (seed, place)
       assert outcome.finish_reason == single[place].finish_reasons[0], (seed, place)
       spec = outcome.speculation
-      assert 0 <= spec.accepted_tokens <= spec.drafted_tokens and sum(spec.accepted_per_position) == spec.accepted_tokens
+      assert 0 <= spec.accepted_tokens <= spec.drafted_tokens
+      assert sum(spec.accepted_per_position) == spec.accepted_tokens
       assert len(outcome.token_ids) <= spec.accepted_tokens + spec.steps, "engines.md P5"
       if not wanted[place].speculate:
         assert spec.drafted_tokens == 0
@@ -110,8 +111,8 @@ SERVED = [entry for entry in every_proposer.ENTRIES
 def test_every_proposer_is_served(entry):
   """States of every kind are inserted, moved and freed: the text stays that of plain decoding."""
   rng = np.random.default_rng(5)
-  wanted = [requests.Request(prompt=rng.integers(0, every_proposer.VOCAB, size).tolist(), max_new_tokens=new, eos_ids=(),
-                             params=SamplingParams(temperature=temperature, seed=size))
+  wanted = [requests.Request(prompt=rng.integers(0, every_proposer.VOCAB, size).tolist(), max_new_tokens=new,
+                             eos_ids=(), params=SamplingParams(temperature=temperature, seed=size))
             for size, new, temperature in [(5, 20, 0.0), (40, 12, 0.0), (1, 30, 0.8), (17, 9, 0.8), (33, 16, 0.0)]]
   config = engine_lib.Config(rows=2, max_tokens=128, step_tokens=32)
   engine = engine_lib.Engine(entry.target, entry.proposer, config=config, verifier=entry.verifier,

@@ -64,7 +64,7 @@ def mixed(count=12, eos_ids=None):
 
 @pytest.mark.parametrize("eos_ids", [None, ()], ids=["an end id", "no end id"])
 def test_texts_are_valid_and_the_same_whatever_drafts(eos_ids):
-  """Masks at every node, drafts cut where they are illegal (vLLM 53777), forced tokens, neighbours without a grammar."""
+  """Masks at every node, drafts cut where they are illegal (vLLM 53777), forced tokens, neighbours without any."""
   wanted, names = mixed(eos_ids=eos_ids)
   plain = run(proposers.Plain(), wanted)
   for outcome, name in zip(plain, names):

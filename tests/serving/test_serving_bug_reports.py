@@ -26,7 +26,6 @@ from specjax import verifiers
 from specjax.proposers import base
 from specjax.sampling import SamplingParams
 from specjax.serving import control
-from specjax.serving import costs
 from specjax.serving import engine as engine_lib
 from specjax.serving import grammars
 from specjax.serving import openai_answers
@@ -45,14 +44,7 @@ HALVES, END = PARTS.index(b"\xa9\xc3"), TOKENIZER.eos_ids[0]
 VOCAB, SLOTS, DEPTH = TOKENIZER.vocab_size, 256, 7
 TARGET = testing.DummyTarget(vocab=VOCAB, max_context=SLOTS, eos_ids=(END,))
 CONFIG = engine_lib.Config(rows=4, step_tokens=64)
-RIGHT, LETTERS = 99, tuple(range(97, 123))
-
-
-@pytest.fixture(autouse=True)
-def wide_steps_cost_nothing(monkeypatch):
-  """So that all that is drafted is verified, whatever a step really costs here."""
-  monkeypatch.setattr(costs.Costs, "of_widths", lambda self, batch, slots: np.arange(len(self.widths), 0, -1.0,
-                                                                                     dtype=np.float32))
+RIGHT, LETTERS = 99, tuple(range(97, 113))  # no more than a table of ids has places for: one program
 
 
 @struct.dataclass
@@ -106,12 +98,11 @@ class Row:
     its grammar ends."""
     request, found = self.request, []
     asked = {field.name: getattr(request.params, field.name) for field in dataclasses.fields(SamplingParams)}
-    seed, least = asked.pop("seed"), asked.pop("min_p")
+    seed, least, asked["top_k"] = asked.pop("seed"), asked.pop("min_p"), min(asked["top_k"], VOCAB)
     text, count = list(request.prompt), min(request.max_new_tokens + DEPTH, SLOTS - len(request.prompt))
-    places = jnp.arange(len(text), len(text) + count, dtype=jnp.int32)
-    drawn = np.asarray(keys.token_uniforms(keys.row_keys(jax.random.key(0), jnp.array([seed])), places[None]))[0]
+    drawn = uniforms(seed)[len(text):len(text) + count]
     matcher = None if request.grammar is None else compiler().matcher(request.grammar, request.eos_ids)
-    for uniform in drawn.astype(np.float64):
+    for uniform in drawn:
       allowed = None if matcher is None else _bits(matcher.masks([0], [0], 1, -(-VOCAB // 32))[0])
       law, raw = dummy_law.law(TARGET, text, len(request.prompt), eos=self.ends, constraint=allowed, **asked)
       law = np.where(law >= least * law.max(), law, 0)
@@ -152,6 +143,13 @@ class Row:
     raise AssertionError("the text has no end")
 
 
+@functools.cache
+def uniforms(seed):
+  """What a row of this seed draws from at every position: f64[S]."""
+  row_keys, places = keys.row_keys(jax.random.key(0), np.array([seed])), np.arange(SLOTS)[None]
+  return np.asarray(keys.token_uniforms(row_keys, places), np.float64)[0]
+
+
 def _bits(words):
   return (words[:, None] >> np.arange(32, dtype=np.uint32) & 1).astype(bool).ravel()[:VOCAB]
 
@@ -162,9 +160,12 @@ def compiler():
 
 
 def row(*prompt, wrong_from=RIGHT, shift=1, limit=RIGHT, arrive=0, draft=None, new=24, **asked):
-  """A row of its first id; fields of the request and of its parameters as they come."""
+  """A row, known by its first id; fields of its request and of its parameters as they come. Its length or its grammar
+  ends it, unless end ids are given."""
   own = {field.name for field in dataclasses.fields(requests.Request)}
   fields = {name: asked.pop(name) for name in list(asked) if name in own}
+  if "grammar" not in fields:
+    fields.setdefault("eos_ids", ())
   params = SamplingParams(**({"seed": 7 + prompt[0]} | asked))
   return Row(requests.Request(prompt=list(prompt), params=params, max_new_tokens=new, **fields), wrong_from=wrong_from,
              shift=shift, limit=limit, arrive=arrive, draft=draft)
@@ -194,13 +195,13 @@ class Served:
     return sum(getattr(outcome.speculation, name) for outcome in self.outcomes)
 
 
-def serve(rows, proposer=None, *, exact=True, controller=None, verifier=verifiers.Point(), **config):
+def serve(wanted, proposer=None, *, exact=True, controller=None, verifier=verifiers.Point(), **config):
   """Serves rows and compares each of them with plain decoding; `exact=False`: only their counts."""
-  engine = engine_lib.Engine(TARGET, scripted(rows) if proposer is None else proposer, TOKENIZER, verifier=verifier,
+  engine = engine_lib.Engine(TARGET, scripted(wanted) if proposer is None else proposer, TOKENIZER, verifier=verifier,
                              config=dataclasses.replace(CONFIG, **config), controller=controller or control.Fixed())
-  numbers, updates, turn = {}, [[] for _ in rows], 0
-  while len(numbers) < len(rows) or engine.busy:
-    for place, one in enumerate(rows):
+  numbers, updates, turn = {}, [[] for _ in wanted], 0
+  while len(numbers) < len(wanted) or engine.busy:
+    for place, one in enumerate(wanted):
       if one.arrive == turn:
         numbers[engine.submit(one.request)] = place
     for update in engine.step():
@@ -209,7 +210,7 @@ def serve(rows, proposer=None, *, exact=True, controller=None, verifier=verifier
     turn += 1
     assert turn < 1000, "it does not end"
   served = Served(engine, [of_row[-1].outcome for of_row in updates], updates)
-  for one, outcome, of_row in zip(rows, served.outcomes, updates, strict=True):
+  for one, outcome, of_row in zip(wanted, served.outcomes, updates, strict=True):
     counts_agree(outcome, of_row, bool(one.request.stop))
     if exact:
       assert (outcome.token_ids, outcome.text, outcome.finish_reason) == one.expected(), one.request
@@ -238,16 +239,16 @@ def counts_agree(outcome, updates, cut_at_text):
 
 def logprobs_agree(one, updates):
   """Of every token that was handed out, and of no other: its own, and the alternatives asked for."""
-  if one.request.logprobs is None:
-    assert all(update.logprobs is None for update in updates)
-    return
   parts = [update.logprobs for update in updates if update.token_ids]
+  if one.request.logprobs is None or not parts:
+    assert all(part is None for part in parts)
+    return
   joined = [np.concatenate([getattr(part, name) for part in parts]) for name in ("processed", "raw", "top_ids",
                                                                                  "top_raw")]
   count, top = sum(len(update.token_ids) for update in updates), one.request.logprobs
   assert [x.shape for x in joined] == [(count,), (count,), (count, top), (count, top)]
   for place, (token, processed, raw) in enumerate(one.steps[:count]):
-    best = np.argsort(-raw)[:top]
+    best = np.argsort(-raw, kind="stable")[:top]
     for got, wanted in zip(joined, (processed, raw[token], best, raw[best])):
       np.testing.assert_allclose(got[place], wanted, rtol=1e-4, atol=1e-5)
 
@@ -257,11 +258,13 @@ def logprobs_agree(one, updates):
 
 def ends_at_every_place_of_a_draft():
   """An end id that is accepted within a draft, at each place and in the next one: nothing behind it is let out."""
-  rows = [row(place, 2, 3, eos_ids=(ids_of(place, 2, 3)[place],), temperature=0.0 if place % 2 else 0.9)
-          for place in range(10)]
-  served = serve(rows)
-  assert [len(outcome.token_ids) for outcome in served.outcomes] == [row.ids.index(row.ends[0]) + 1 for row in rows]
-  assert {len(outcome.token_ids) for outcome in served.outcomes} >= set(range(1, DEPTH + 2))
+  rows = []
+  for place in range(12):
+    asked = dict(temperature=0.0 if place % 2 else 0.9)
+    rows.append(row(place, 2, 3, eos_ids=(ids_of(place, 2, 3, **asked)[place],), **asked))
+  outcomes = serve(rows).outcomes
+  assert {len(outcome.token_ids) for outcome in outcomes} >= set(range(1, DEPTH + 2))
+  assert {outcome.finish_reason for outcome in outcomes} == {"stop"}
 
 
 def stop_strings_and_sequences_at_every_place():
@@ -280,10 +283,10 @@ def stop_strings_and_sequences_at_every_place():
 def a_stop_within_the_budget_beats_the_cap():
   """[10, 11, STOP, 20, 21, 22] and at most 5 tokens: the stop ends it, and 20 is never seen. Beyond the cap there is no
   stop."""
-  rows = []
+  rows, faces = [], iter(range(100))
   for new in (5, 3, 2, 1):
     for kind in range(3):
-      face = len(rows)
+      face = next(face for face in faces if len(set(ids_of(face, 2, 3, allowed_ids=LETTERS)[:3])) == 3)
       stop = ids_of(face, 2, 3, allowed_ids=LETTERS)[2]
       asked = [dict(eos_ids=(stop,)), dict(stop_sequences=((stop,),)), dict(stop=(chr(stop),))][kind]
       rows.append(row(face, 2, 3, new=new, allowed_ids=LETTERS, **asked))
@@ -316,9 +319,9 @@ def nothing_behind_the_end_reaches_the_client():
 
 def the_last_slot_of_the_cache_is_used():
   """Prompt and output are just what fits: as many tokens as were asked for, and no draft beyond the cache."""
-  rows = [row(face, *[5 + face] * (SLOTS - new - 1), new=new, eos_ids=(), wrong_from=face % 3 * 3)
-          for face, new in enumerate((1, 2, 6, 7, 8, 9, 16, 40))]
-  served = serve(rows)
+  rows = [row(face, *[5 + face] * (SLOTS - new - 1), new=new, wrong_from=face % 3 * 3)
+          for face, new in enumerate((1, 2, 6, 7, 8, 9, 16, 20))]
+  served = serve(rows, step_tokens=8 * SLOTS)
   assert [outcome.prompt_tokens + len(outcome.token_ids) for outcome in served.outcomes] == [SLOTS] * len(rows)
   with pytest.raises(ValueError, match=f"{SLOTS}"):
     served.engine.submit(requests.Request(prompt=[1] * SLOTS, max_new_tokens=1))
@@ -334,7 +337,7 @@ def a_minimum_of_tokens_holds_within_a_burst():
   served = serve(rows)
   for one, outcome in zip(rows, served.outcomes):
     assert len(outcome.token_ids) >= one.request.params.min_new_tokens
-  longest = serve([row(face, 2, 3, eos_ids=LETTERS[:13], allowed_ids=LETTERS, min_new_tokens=10, temperature=0.9)
+  longest = serve([row(face, 2, 3, eos_ids=LETTERS[:8], allowed_ids=LETTERS, min_new_tokens=10, temperature=0.9)
                    for face in range(6)])
   assert {outcome.finish_reason for outcome in longest.outcomes} == {"stop"}
 
@@ -368,7 +371,8 @@ def temperatures_of_a_batch():
 
 def greedy_rows_divide_by_no_temperature():
   """The same with log-probabilities: finite, and no negative counts."""
-  rows = [row(face, 2, 3, temperature=(0, 0.7, 0, 1.3)[face], logprobs=3, wrong_from=2 * face) for face in range(4)]
+  rows = [row(face, 2, 3, temperature=(0, 0.7, 0, 1.3)[face], logprobs=3, wrong_from=2 * face, new=14)
+          for face in range(4)]
   served = serve(rows)
   for updates in served.updates:
     assert all(np.isfinite(x).all() for update in updates for x in jax.tree.leaves(update.logprobs))
@@ -383,6 +387,7 @@ def the_first_row_accepts_nothing():
 
 class _Turns:
   """A controller by which each row drafts in one step of `period`, one after the other."""
+  weighs = False
 
   def __init__(self, period):
     self._period, self._step = period, 0
@@ -396,12 +401,14 @@ class _Turns:
 
 def rows_that_do_not_draft_for_a_while():
   """Behind plain steps a draft model is fed what it missed: that of the target itself stays right about every token."""
-  rows = [row(face, 2, 3, arrive=2 * face) for face in range(6)]
+  rows = [row(face, 2, 3, new=20 + face) for face in range(8)]
   own = proposers.DraftModel(model=TARGET, num_tokens=3)
   for period in (1, 3, 5):
     served = serve(rows, own, controller=_Turns(period))
     assert served.total("drafted_tokens") == served.total("accepted_tokens") > 0
-    assert [o.speculation.drafts < o.speculation.steps for o in served.outcomes] == [period > 1] * 6
+    slower = [outcome.speculation.steps > -(-one.request.max_new_tokens // 4)
+              for one, outcome in zip(rows, served.outcomes)]
+    assert slower == [period > 1] * 8
 
 
 def rows_accept_as_much_as_their_own_drafts_allow():
@@ -427,8 +434,8 @@ def equal_prompts_in_a_batch():
 def batches_of_one_and_of_eight():
   """The same ids, whatever the batch."""
   rows = [row(face, 2, 3, temperature=0.9 if face % 2 else 0.0, wrong_from=face, new=16) for face in range(8)]
-  served = [serve(rows, rows=count) for count in (1, 8)]
-  assert [max(turn.batch for turn in one.engine.trace) for one in served] == [1, 8]
+  served = [serve(rows, rows=count) for count in (8, 1)]
+  assert [max(turn.batch for turn in one.engine.trace) for one in served] == [8, 1]
   assert len({str([outcome.token_ids for outcome in one.outcomes]) for one in served}) == 1
 
 
@@ -442,7 +449,7 @@ def greedy_as_the_most_probable_of_one():
 def a_draft_model_of_other_sizes():
   """Another width, other layers and heads than the target: nothing of the one is written into the other's."""
   model = tiny.decoder(layers=2, vocab=VOCAB, max_context=SLOTS)
-  served = serve([row(face, 2, 3, arrive=face, temperature=0.9 if face % 2 else 0.0) for face in range(5)],
+  served = serve([row(face, 2, 3, temperature=0.9 if face % 2 else 0.0) for face in range(8)],
                  proposers.DraftModel(model=model, num_tokens=3))
   assert served.total("drafted_tokens") > 100
 
@@ -452,14 +459,14 @@ def a_draft_model_of_other_sizes():
 FEW = (97, 98, 99, 100)  # with these alone, tokens return soon
 EVERY = (dict(min_p=0.2), dict(logit_bias={5: 100.0, 6: -np.inf}), dict(banned_ids=LETTERS), dict(allowed_ids=LETTERS),
          dict(top_k=3), dict(top_p=0.4), dict(repetition_penalty=1.4), dict(presence_penalty=1.5),
-         dict(frequency_penalty=1.2), dict(min_new_tokens=9, eos_ids=LETTERS), dict(top_k=9, top_p=0.8, min_p=0.05),
+         dict(frequency_penalty=1.2), dict(min_new_tokens=9, eos_ids=LETTERS[:8]), dict(top_k=9, top_p=0.8, min_p=0.05),
          dict(allowed_ids=FEW, repetition_penalty=0.7, frequency_penalty=-0.4, logit_bias={97: 2.0}), {})
 
 
 def every_parameter_beside_every_other():
   """Each is applied at every place of a draft, in its own row, and in no neighbour's."""
   for temperature in (0.0, 0.9):
-    rows = [row(face, 2, 3, temperature=temperature, wrong_from=(RIGHT, 0, 3)[face % 3], arrive=face // 2, **asked)
+    rows = [row(face, 2, 3, temperature=temperature, wrong_from=(RIGHT, 0, 3)[face % 3], arrive=face // 4, **asked)
             for face, asked in enumerate(EVERY)]
     served = serve(rows)
     assert 6 not in served.outcomes[1].token_ids and not set(served.outcomes[2].token_ids) & set(LETTERS)
@@ -479,10 +486,10 @@ def penalties_count_what_was_emitted():
 
 def a_penalty_is_never_ignored():
   """Repetition: under drafting as without it, and none of 0, which would divide by it."""
-  rows = [row(face, 97, 97, 98, allowed_ids=FEW, repetition_penalty=(1.0, 1.3)[face // 4], draft=None) for face in range(8)]
+  rows = [row(face, 97, 97, 98, allowed_ids=LETTERS, repetition_penalty=(1.0, 1.5)[face // 4]) for face in range(8)]
   served = serve(rows)
-  unpenalised = [ids_of(face, 97, 97, 98, allowed_ids=FEW)[:24] for face in range(4, 8)]
-  assert all(outcome.token_ids != text for outcome, text in zip(served.outcomes[4:], unpenalised))
+  unpenalised = [ids_of(face, 97, 97, 98, allowed_ids=LETTERS)[:24] for face in range(8)]
+  assert [outcome.token_ids != text for outcome, text in zip(served.outcomes, unpenalised)] == [False] * 4 + [True] * 4
   with pytest.raises(ValueError, match="repetition_penalty=0.0"):
     served.engine.submit(row(1, repetition_penalty=0.0).request)
 
@@ -498,7 +505,7 @@ def what_cannot_be_honoured_is_refused():
     with pytest.raises(ValueError, match=words):
       engine.submit(row(1, 2, 3, **asked).request)
   assert not engine.busy
-  texts = {tuple(ids_of(1, 97, 97, 98, allowed_ids=FEW, **asked)) for asked in (
+  texts = {tuple(ids_of(1, 97, 97, 98, allowed_ids=LETTERS, **asked)) for asked in (
       {}, dict(repetition_penalty=1.4), dict(presence_penalty=1.5), dict(frequency_penalty=1.2))}
   assert len(texts) == 4
 
@@ -540,7 +547,7 @@ def seeds_are_a_rows_own():
 def logprobs_of_every_token():
   """Of drafts that were accepted too, neither 0 nor missing, beside rows that ask for more, fewer and none."""
   asked = (dict(top_k=4), dict(frequency_penalty=1.0, allowed_ids=FEW), dict(temperature=0.0), dict(top_p=0.5), {})
-  rows = [row(face, 2, 3, **(dict(temperature=0.9, logprobs=(3, None, 0, 5, 20)[face]) | some), arrive=face,
+  rows = [row(face, 2, 3, **(dict(temperature=0.9, logprobs=(3, None, 0, 5, 20)[face]) | some), arrive=face // 4,
               wrong_from=(RIGHT, 2)[face % 2]) for face, some in enumerate(asked)]
   served = serve(rows)
   raw = np.concatenate([update.logprobs.raw for update in served.updates[0]])
@@ -561,15 +568,16 @@ def the_law_of_drawn_drafts_is_the_requests():
 
 def extreme_values():
   """Temperatures next to 0, more kept than there are, next to nothing kept: greedy, or all."""
-  cold = (dict(temperature=1e-6), dict(temperature=1e-3), dict(temperature=0.9, top_k=1), dict(temperature=0.9, top_p=1e-9),
-          dict(temperature=0.9, min_p=1.0), dict(temperature=1e-30), dict(temperature=0.0, top_p=0.1, top_k=2))
+  cold = (dict(temperature=1e-6), dict(temperature=1e-30), dict(temperature=0.9, top_k=1),
+          dict(temperature=0.9, top_p=1e-9), dict(temperature=0.9, min_p=1.0), dict(top_p=0.1, top_k=2))
   warm = (dict(top_k=VOCAB + 100), dict(top_p=1.0), dict(top_k=VOCAB), dict(min_p=0.0), dict(min_p=1e-30))
   rows = [row(face, 2, 3, **some) for face, some in enumerate(cold)]
   rows += [row(20 + face, 2, 3, temperature=1.3, **some) for face, some in enumerate(warm)]
+  rows += [row(40, 2, 3, temperature=1e-3), row(41, 2, 3, temperature=1e6)]
   served = serve(rows)
   for face, outcome in enumerate(served.outcomes[:len(cold)]):
     assert outcome.token_ids == ids_of(face, 2, 3)[:24]
-  for face, outcome in enumerate(served.outcomes[len(cold):], 20):
+  for face, outcome in enumerate(served.outcomes[len(cold):-2], 20):
     assert outcome.token_ids == ids_of(face, 2, 3, temperature=1.3)[:24]
 
 
@@ -615,7 +623,7 @@ def accepted_tokens_are_always_legal():
   for face in range(12):
     grammar = (DIGITS, MARKED, None)[face % 3]
     rows.append(row(face, 2, 3, temperature=0.9 * (face % 2), grammar=grammar, draft=ids_of(face + 40, 2, 3),
-                    arrive=face // 2))
+                    arrive=face // 4))
   served = serve(rows)
   assert all(outcome.finish_reason == "stop" for one, outcome in zip(rows, served.outcomes) if one.request.grammar)
 
@@ -635,6 +643,18 @@ def an_end_of_a_grammar_is_the_same_with_drafts():
     rows = [row(face, 2, 3, temperature=0.9, grammar=(DIGITS, MARKED)[face % 2], **kwargs) for face in range(5)]
     texts.append([outcome.token_ids for outcome in serve(rows).outcomes])
   assert all(text == texts[0] for text in texts)
+
+
+def what_a_grammar_forces_is_drafted_for_free():
+  """Tokens without a choice, in front of the drafter's own: the same text in fewer steps. A request that asks for no
+  drafts has none of these either."""
+  rows = [row(face, 2, 3, temperature=1.0, grammar=grammars.Grammar.tool_calls([TOOL]), new=150, limit=face // 2,
+              speculate=face % 2 == 0) for face in range(6)] + [row(9, 2, 3, limit=2)]
+  served = serve(rows, forced=4)
+  for one, outcome in zip(rows, served.outcomes):
+    spec = outcome.speculation
+    assert (spec.forced_tokens > 0) == bool(one.request.grammar and one.request.speculate)
+    assert (spec.steps < len(outcome.token_ids)) == bool(spec.drafted_tokens) == one.request.speculate
 
 
 # --- J: streams -----------------------------------------------------------------------------------------------------
@@ -676,6 +696,18 @@ def no_half_characters():
   assert any(len(update.token_ids) > 2 for updates in served.updates for update in updates)
 
 
+def stop_strings_that_begin_with_a_character_of_several_tokens():
+  """While a stop string may have begun, none of the tokens of its first character are let out."""
+  asked = dict(temperature=1.0, grammar=grammars.Grammar.regex("(é|한|a){6,12}"), new=60)
+  rows = []
+  for face in range(10):
+    text = TOKENIZER.decode(ids_of(face, 2, 3, **asked))
+    begin = next(place for place in range(2 + face % 3, len(text)) if text[place] != "a")
+    rows.append(row(face, 2, 3, limit=face % 4, stop=(text[begin:begin + 2], "한!"), **asked))
+  for outcome in serve(rows).outcomes:
+    assert TOKENIZER.decode(outcome.token_ids) == outcome.text
+
+
 def a_token_that_ends_one_character_and_begins_another():
   """What is left of a character at the end is told, whatever the token that began it had completed."""
   rows = [row(face, 2, 3, temperature=1.0, allowed_ids=(HALVES, *range(128, 133)), new=1 + face, eos_ids=())
@@ -694,7 +726,7 @@ def calls_of_tools_in_chunks_of_several_tokens():
   """A parser that expects a token a chunk loses calls: here tags, names and arguments begin and end within chunks."""
   grammar = grammars.Grammar.tool_calls([TOOL])
   rows = [row(face, 2, 3, temperature=1.0, grammar=grammar, new=150, limit=limit)
-          for face, limit in enumerate((0, 1, 2, 5, RIGHT))]
+          for face, limit in enumerate((2, 3, 4, 5, RIGHT))]
   served = serve(rows)
   for one, outcome, updates in zip(rows, served.outcomes, served.updates):
     call = openai_protocol.Call(one.request, "m", stream=True, tools=("weather",))
@@ -816,9 +848,11 @@ REPORTS = {
     "I vllm 49694": accepted_tokens_are_always_legal,
     "I vllm 14702, fak 5271, sglang 13019": only_what_was_accepted_moves_a_grammar,
     "I the end of a text": an_end_of_a_grammar_is_the_same_with_drafts,
+    "I forced tokens": what_a_grammar_forces_is_drafted_for_free,
     "J several tokens a chunk": chunks_of_several_tokens,
     "J stop strings": stop_strings_across_the_borders_of_chunks,
     "J half characters": no_half_characters,
+    "J characters of stop strings": stop_strings_that_begin_with_a_character_of_several_tokens,
     "J the end of a character": a_token_that_ends_one_character_and_begins_another,
     "J calls of tools": calls_of_tools_in_chunks_of_several_tokens,
     "P vllm 24322, ArcticInference 40": rates_of_nothing,
