@@ -61,7 +61,7 @@ class Acceptance:
 @dataclasses.dataclass(frozen=True)
 class View:
   """What a controller sees before a step."""
-  rows: list[Acceptance]  # of each running row
+  rows: list[Acceptance]  # of each running row that may draft
   everyone: Acceptance    # of all rows that ever ran
   batch: int              # rows that the step computes
   slots: int
@@ -69,6 +69,7 @@ class View:
   limits: tuple[int, ...]  # those that fill a width: 0, then one for each width, N the last
   costs: costs_lib.Costs
   idle: int = 0           # steps since a draft was last verified
+  others: int = 0         # running rows that asked for no drafts
 
   def rates(self) -> np.ndarray:
     """f[R]; how likely each row's next drafted token is accepted."""
@@ -91,7 +92,7 @@ class Controller(Protocol):
   weighs: bool
 
   def limits(self, view: View) -> np.ndarray:
-    """i32[R]: the most tokens that each row may draft in the next step."""
+    """i32[R]: the most tokens that each row of `view.rows` may draft in the next step."""
 
 
 @dataclasses.dataclass
@@ -124,7 +125,7 @@ class Table:
 
   def limits(self, view):
     """See `Controller`."""
-    fitting = [rows for rows in sorted(self.by_rows) if rows >= len(view.rows)]
+    fitting = [rows for rows in sorted(self.by_rows) if rows >= len(view.rows) + view.others]
     limit = self.by_rows[fitting[0]] if fitting else 0
     return np.full(len(view.rows), min(limit, view.most), np.int32)
 
@@ -134,9 +135,10 @@ class Goodput:
   """The limit with most expected tokens a second, of those that fill a width: sum of tokens over the time of a step.
 
   While no draft is verified, since nothing is drafted or the step's width is cut to 1, the least limit is tried for one
-  step in `probe`, in half as many whenever that did not bring drafting back, and at least one in `longest`; and seldom
-  enough that it takes no more than `price` of the time. So traffic that changes is noticed. `margin` is what drafting
-  must gain to be taken up; it is left where it gains nothing.
+  step in `probe`, in half as many whenever that did not bring drafting back, down to one in `longest`; and more seldom
+  where it would take more than `price` of the time. So traffic that changes is noticed. `margin` is what drafting
+  must gain to be taken up; it is left where it gains nothing. A plain step is timed first in every shape, and again
+  after `longest` steps with drafts: all else is judged by it.
   """
   probe: int = 32
   longest: int = 512
@@ -147,7 +149,7 @@ class Goodput:
     if not 1 <= self.probe <= self.longest or self.price <= 0 or self.margin < 0:
       raise ValueError(f"probe={self.probe}, longest={self.longest}, price={self.price}, margin={self.margin}: needed "
                        "are 1 <= probe <= longest, a price of more than 0 and a margin of 0 or more")
-    self._last, self._wait, self.weighs = 0, self.probe, True
+    self._last, self._wait, self._drafting, self.weighs = 0, self.probe, 0, True
 
   def limits(self, view):
     """See `Controller`."""
@@ -157,6 +159,9 @@ class Goodput:
   def _choose(self, view):
     least, seconds = view.limits[1], lambda limit: view.costs.under(view.batch, view.slots, limit)
     probed, self.weighs = not self.weighs, True
+    self._drafting = self._drafting + 1 if self._last else 0
+    if self._drafting >= self.longest or not view.costs.measured(view.batch, view.slots, 0):
+      return 0
     if view.idle >= max(self._wait, (seconds(least) / seconds(0) - 1) / self.price):
       self._wait, self.weighs = min(2 * self._wait, self.longest), False  # a step that is cut says nothing new
       return least
@@ -167,7 +172,7 @@ class Goodput:
 
   def _best(self, view):
     def goodput(limit):
-      tokens = len(view.rows) + (view.expected(limit).sum() if limit else 0)
+      tokens = len(view.rows) + view.others + (view.expected(limit).sum() if limit else 0)
       needed = 1 + self.margin if limit and not self._last else 1.0
       return tokens / (needed * view.costs.under(view.batch, view.slots, limit))
     return max(view.limits, key=goodput)

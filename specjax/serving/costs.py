@@ -16,23 +16,30 @@ class Costs:
 
   def __init__(self, widths: tuple[int, ...]):
     self.widths = widths
-    self._under = collections.defaultdict(lambda: collections.deque(maxlen=_LATEST))  # (batch, slots, limit)
-    self._at = collections.defaultdict(lambda: collections.deque(maxlen=_LATEST))     # (batch, slots, drafting, width)
+    self._under: dict[tuple, collections.deque] = {}  # by (batch, slots, limit); none of them is empty
+    self._at: dict[tuple, collections.deque] = {}     # by (batch, slots, drafting, width)
 
   def add(self, batch: int, slots: int, limit: int, width: int, seconds: float) -> None:
     """One step of `batch` rows, no row of which might draft more than `limit` tokens, verified at `width`."""
-    self._under[batch, slots, limit].append(seconds)
-    self._at[batch, slots, limit > 0, width].append(seconds)
+    latest = lambda times, key: times.setdefault(key, collections.deque(maxlen=_LATEST))
+    latest(self._under, (batch, slots, limit)).append(seconds)
+    latest(self._at, (batch, slots, limit > 0, width)).append(seconds)
+
+  def measured(self, batch: int, slots: int, limit: int) -> bool:
+    """Whether a step with this limit was timed in this shape."""
+    return (batch, slots, limit) in self._under
 
   def under(self, batch: int, slots: int, limit: int) -> float:
-    """Seconds of a step with this limit; measured, or by the ratio to plain steps in another shape, or assumed."""
+    """Seconds of a step with this limit: measured, or of a plain step by the ratio of the two in another batch.
+
+    Nodes that were never timed cost little, so that they are tried, and the estimate is corrected.
+    """
     known = self._under.get((batch, slots, limit))
     if known:
       return statistics.median(known)
-    if limit == 0:
-      return 1.0 if not self._under else self._nearest(batch, slots, 0) or 1.0
-    ratio = self._ratio(batch, limit)
-    return self.under(batch, slots, 0) * (1 + _A_NODE * limit if ratio is None else ratio)
+    if limit:
+      return self.under(batch, slots, 0) * self._ratio(batch, limit)
+    return self._nearest(batch, slots)
 
   def of_widths(self, batch: int, slots: int) -> np.ndarray:
     """Seconds of a step at each width, while rows may draft: f32[W]."""
@@ -43,18 +50,17 @@ class Costs:
                for known, width in zip(times, self.widths)]
     return np.maximum.accumulate(np.array(seconds, np.float32))  # more nodes never cost less: what says so is noise
 
-  def _nearest(self, batch, slots, limit):
-    shapes = [(abs(np.log2(b / batch)) + abs(np.log2(s / slots)), b, s)
-              for (b, s, at), known in self._under.items() if at == limit and known]
-    return statistics.median(self._under[(*min(shapes)[1:], limit)]) if shapes else None
+  def _nearest(self, batch, slots):
+    """Seconds of a plain step in the nearest shape in which one was measured; 1 if none was."""
+    shapes = [(abs(np.log2(b / batch)) + abs(np.log2(s / slots)), b, s) for b, s, at in self._under if not at]
+    return statistics.median(self._under[(*min(shapes)[1:], 0)]) if shapes else 1.0
 
   def _ratio(self, batch, limit):
     """The ratio of this limit's steps to plain ones in the nearest batch in which both were measured. Nodes cost less
     in smaller batches; that they cost more in larger ones is found out by trying."""
-    both = [(abs(np.log2(b / batch)), b, s) for (b, s, at), known in list(self._under.items())
-            if at == limit and known and self._under.get((b, s, 0))]
+    both = [(abs(np.log2(b / batch)), b, s) for b, s, at in self._under if at == limit and (b, s, 0) in self._under]
     if not both:
-      return None
+      return 1 + _A_NODE * limit
     _, b, s = min(both)
     ratio = statistics.median(self._under[b, s, limit]) / statistics.median(self._under[b, s, 0])
     return 1 + (ratio - 1) * min(1.0, batch / b)

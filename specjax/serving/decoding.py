@@ -88,8 +88,7 @@ class Batch:
     self._was_off = True
     self._idle = 0         # steps since a draft was last verified
     self._logprobs = None  # buffers of the latest step
-    proposer_state = proposer.proposers if isinstance(proposer, fallback.Fallback) else ()
-    self._forces = bool(proposer_state) and isinstance(proposer_state[0], given.Given)
+    self._forces = isinstance(proposer, fallback.Fallback) and isinstance(proposer.proposers[0], given.Given)
 
   @property
   def jobs(self) -> list[jobs_lib.Job]:
@@ -122,23 +121,26 @@ class Batch:
     for row, job in enumerate(self._rows):
       if job is not None and job.id == id:
         self._rows[row], self._joined = None, None
+    if not self.jobs:  # the next one begins in a batch of its own size
+      self._state, self._rows, self._logprobs, self._small = None, [], None, 0
 
   def step(self, controller: control_lib.Controller, device) -> Step:
     """One step of all rows, timed by `device`."""
     with device:
       self._arrange()
     limits = self._limits(controller)
-    state = self._prepared(limits, weighs=controller.weighs)
-    masked = any(job.matcher is not None for job in self.jobs)
     programs, begin = drivers.compiled_programs(), time.perf_counter()
-    state, forced = self._run(state, device, masked)
-    seconds = time.perf_counter() - begin
+    # What a tree of so many nodes brings is not known: only chains are cut to the width that pays.
+    state = self._prepared(limits, weighs=controller.weighs and self._proposer.chains)
+    masked = any(job.matcher is not None for job in self.jobs)
+    state, limits, forced = self._run(state, limits, device, masked)
     with device:
       seen = jax.device_get((state.length, state.reason, state.tokens, state.drafted, state.logprobs,
                              state.counters.drafted_tokens, state.counters.steps_per_width, state.control.offered))
+    seconds = time.perf_counter() - begin
     self._state, self._logprobs = jobs_lib.neutral(state), state.logprobs
     if masked or programs != drivers.compiled_programs():
-      seconds = None  # of no step that comes again
+      seconds = None  # masks of every kind cost something else, and compiling comes once
     return self._collect(seen, limits, forced, seconds)
 
   def warm_up(self, blank: dict[int, decode.DecodeState], max_tokens: int, *, full: bool, logprobs: bool,
@@ -156,7 +158,8 @@ class Batch:
         for form in self._forms(full, logprobs):
           for masked in ((False, True) if masks else (False,)):
             self._state = make()
-            self._run(self._prepared(np.zeros(batch, np.int32), form), contextlib.nullcontext(), masked)
+            limits = np.zeros(batch, np.int32)
+            self._run(self._prepared(limits, form), limits, contextlib.nullcontext(), masked)
         for had in sizes:
           if had <= slots:
             rows_lib.insert(self._target, make(), blank[had], np.int32(0), axes=self._axes)
@@ -210,16 +213,14 @@ class Batch:
   def _limits(self, controller):
     """i32[B]: the most nodes that each row may draft."""
     limits = np.zeros(len(self._rows), np.int32)
-    places = [row for row, job in enumerate(self._rows) if job is not None]
-    if self._most:
+    places = [row for row, job in enumerate(self._rows) if job is not None and job.request.speculate]
+    if self._most and places:
       between = [width - 1 for width in self._widths[1:-1]] if self._proposer.chains else []
       view = control_lib.View(rows=[self._rows[row].acceptance for row in places], everyone=self.everyone,
                               batch=len(self._rows), slots=self._slots, most=self._most,
-                              limits=(0, *between, self._most), costs=self.costs, idle=self._idle)
-      limits[places] = controller.limits(view)
-    for row in places:
-      if not self._rows[row].request.speculate:
-        limits[row] = 0
+                              limits=(0, *between, self._most), costs=self.costs, idle=self._idle,
+                              others=len(self.jobs) - len(places))
+      limits[places] = np.clip(controller.limits(view), 0, self._most)
     return limits
 
   def _prepared(self, limits, form=None, weighs=False):
@@ -258,16 +259,16 @@ class Batch:
                     params_lib.join_rules([a and a.rules for a in asked]), wants)
     return self._joined
 
-  def _run(self, state, device, masked):
-    """The state behind a step, and how many forced tokens were drafted in each row. In two halves where drafts or masks
-    are made on the host."""
+  def _run(self, state, limits, device, masked):
+    """The state behind a step, the limits of its rows, and how many forced tokens were drafted in each. In two halves
+    where drafts or masks are made on the host."""
     forced = [0] * len(self._rows)
     if not masked and not self._proposer.host:
       with device:
         return jax.block_until_ready(drivers.advance(self._target, self._proposer, state, np.int32(1),
-                                                     verifier=self._verifier)), forced
+                                                     verifier=self._verifier)), limits, forced
     if masked and self._forces:
-      state, forced = self._with_forced(state)
+      state, limits, forced = self._with_forced(state, limits)
     with device:
       tree, state = self._drafted(state)
     masks = None
@@ -275,26 +276,28 @@ class Batch:
       tree, masks = self._masks(tree)
     with device:
       state = drivers.conclude(self._target, self._proposer, state, tree, masks, verifier=self._verifier)
-      return jax.block_until_ready(state), forced
+      return jax.block_until_ready(state), limits, forced
 
   def _drafted(self, state):
     draft = decode.draft if self._proposer.host else starting.draft
     tree, proposer_state = jax.block_until_ready(draft(self._target, self._proposer, state))
     return tree, state.replace(proposer=proposer_state)
 
-  def _with_forced(self, state):
-    """What the rows' grammars leave no choice about, handed to the proposer."""
+  def _with_forced(self, state, limits):
+    """What the rows' grammars leave no choice about, up to an end, handed to the proposer."""
     first = state.proposer.states[0]
     tokens, count = np.zeros(first.tokens.shape, np.int32), np.zeros(first.count.shape, np.int32)
-    limit = np.array(state.control.limit)
+    limits = limits.copy()
     for row, job in enumerate(self._rows):
-      if job is not None and job.matcher is not None:
+      if job is not None and job.matcher is not None and job.request.speculate:
         known = job.matcher.forced(tokens.shape[1])
+        ends = set(np.asarray(job.asked.rules.eos)[0].tolist())
+        known = known[:next((place for place, token in enumerate(known) if token in ends), len(known))]
         tokens[row, :len(known)], count[row] = known, len(known)
-        limit[row] = max(limit[row], len(known))
+        limits[row] = max(limits[row], len(known))
     states = (first.replace(tokens=tokens, count=count), *state.proposer.states[1:])
     return state.replace(proposer=state.proposer.replace(states=states),
-                         control=state.control.replace(limit=limit)), count.tolist()
+                         control=state.control.replace(limit=limits)), limits, count.tolist()
 
   def _masks(self, tree):
     """The tree, its chains of points cut before their first illegal token, and masks u32[B, T, words] of its nodes."""
@@ -323,7 +326,7 @@ class Batch:
       job.count_step(int(drafts[row]))
       if limits[row] > 0 and not forced[row]:
         for seen_by in (job.acceptance, self.everyone):
-          seen_by.add(int(drafts[row]), sum(flags), int(offered[row]), cut=offered[row] >= limits[row] < self._most)
+          seen_by.add(min(int(drafts[row]), self._proposer.max_depth), sum(flags), int(offered[row]), cut=offered[row] >= limits[row] < self._most)
       ended = False
       if job.matcher is not None:
         # Behind a text that is whole, and that no id ends, masks allow everything: what was drawn there is not said.

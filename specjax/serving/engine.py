@@ -2,9 +2,10 @@
 
 A turn admits what there is room for, reads a bit of the prompts that are waiting to begin, and makes one decode step of
 all running rows. The step is `decode.step`, as `generate` and `stream` run it; the engine only puts rows in, takes them
-out, and sets how much may be drafted. Every prompt is read alone, as a batch of one row, so that its keys and values do
-not depend on its neighbours; then it is inserted into the batch. Batch and slots are buckets (1, 2, 4 ... rows, 256,
-512 ... slots), so that a fixed set of programs serves any traffic; `warm_up` compiles it.
+out, and sets how much may be drafted. Every prompt is read alone, as a batch of one row, so that its keys and values
+depend on its neighbours by rounding at most; then it is inserted into the batch. Batch and slots are buckets (1, 2, 4 ... rows, 256,
+512 ... slots), so that a fixed set of programs serves any traffic; `warm_up` compiles it. What a proposer keeps of past
+requests (`Proposer.remember`) is not asked for: rows end one by one, and each would be another proposer's.
 
 The committed cache is slotted: a row has all of its slots in one piece (BUILD.md, Serving, has the measurement).
 
@@ -43,10 +44,12 @@ class Config:
   Attributes:
     rows: requests that run at once, at most.
     max_tokens: prompt and output of one request, at most; None: the target's context.
-    step_tokens: prompt tokens that a turn reads beside its decode step; a bound on how long running rows wait.
+    step_tokens: prompt tokens that a turn reads beside its decode step, so that running rows do not wait for whole
+      prompts. Beginnings that are taken over from other requests are not counted.
     total_tokens: prompt and budget of all admitted requests together; None: no bound but rows.
     waiting: requests in the queue, at most. order: of the queue, see `scheduler.Queue`.
-    prefix_tokens: tokens of prompts that are kept for others that begin alike; 0: none.
+    prefix_tokens: tokens of prompts that are kept for others that begin alike, with what `decode.Chunk` holds of each;
+      0: none.
     logprobs: alternatives that a request may ask for, at most.
     forced: tokens that are drafted where a grammar leaves no choice, at most; 0: none.
     turns: records of turns that are kept, see `Engine.trace`.
@@ -63,10 +66,14 @@ class Config:
   turns: int = 100_000
 
   def __post_init__(self):
-    if self.rows < 1 or self.step_tokens < prefill.CHUNKS[0] or self.waiting < 1 or self.prefix_tokens < 0:
-      raise ValueError(f"rows={self.rows}, step_tokens={self.step_tokens}, waiting={self.waiting}, "
-                       f"prefix_tokens={self.prefix_tokens}: needed are 1 row, {prefill.CHUNKS[0]} tokens a turn, 1 "
-                       "waiting request, and 0 kept tokens, or more")
+    least = dict(rows=1, step_tokens=prefill.LEAST, waiting=1, prefix_tokens=0, logprobs=0, forced=0, turns=1,
+                 max_tokens=2, total_tokens=2)
+    for name, bound in least.items():
+      value = getattr(self, name)
+      if value is None and name in ("max_tokens", "total_tokens"):
+        continue
+      if type(value) is not int or value < bound:
+        raise ValueError(f"{name}={value!r}: it must be a whole number, {bound} or more")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,11 +112,11 @@ class Engine:
       clock: seconds.
 
     Raises:
-      ValueError: a target with an encoder, or sizes beyond its context.
+      ValueError: a target with an encoder, sizes beyond its context, a tokenizer of another model, a verifier that cannot
+        judge the proposer's drafts, or `forced` with a proposer that cannot be one of several.
     """
     models.decoder_only(target, "serving")
-    if config.forced:
-      proposer = fallback.Fallback((given.Given(config.forced), proposer))
+    proposer = _with_forced(proposer, config.forced)
     if tokenizer is not None and tokenizer.vocab_size < target.vocab_size:
       raise ValueError(f"the target has {target.vocab_size} ids and the tokenizer text for {tokenizer.vocab_size}: "
                        "others could be said and not be read; load both with specjax.load, which leaves such ids out")
@@ -129,6 +136,7 @@ class Engine:
     self._reader = prefill.Reader(target, proposer, config.prefix_tokens,
                                   starting.bucket(longest, target.max_context), self._key, verifier)
     self._batch = decoding.Batch(target, proposer, verifier, self._reader.capacity, self.config)
+    self._reader.check()
     self._compiler = None
 
   # What callers do.
@@ -154,9 +162,9 @@ class Engine:
     Raises:
       ValueError: what is wrong with it. requests.QueueFull: too many wait.
     """
-    job = self._checked(request)
     if self._queue.full:
       raise requests.QueueFull(f"{len(self._queue)} requests wait already, as many as may; try again later")
+    job = self._checked(request)
     self._next += 1
     self._queue.add(job.id, job)
     self.stats.on_submit()
@@ -165,10 +173,9 @@ class Engine:
   def cancel(self, id: int) -> bool:
     """Ends a request where it stands, in the next turn; False if there is none of that number."""
     job = self._queue.remove(id) or self._reading.get(id) or self._batch.find(id)
-    if job is None:
-      return False
-    self._leaving[id] = (job, requests.CANCELLED)
-    return True
+    if job is not None:
+      self._leaving.setdefault(id, (job, requests.CANCELLED))
+    return id in self._leaving
 
   def step(self) -> list[requests.Update]:
     """One turn; what requests gained in it, those that ended included."""
@@ -195,6 +202,8 @@ class Engine:
     if self.busy:
       raise ValueError("warm_up() with requests in the engine: it compiles before the first; submit them afterwards")
     before = compiled_programs()
+    if masks:
+      self._grammars()
     blank = self._reader.warm_up(self.config.max_tokens)
     self._batch.warm_up(blank, self.config.max_tokens, full=full, logprobs=logprobs, masks=masks)
     return compiled_programs() - before
@@ -202,10 +211,7 @@ class Engine:
   # What a turn is made of.
 
   def _checked(self, request):
-    if request.max_new_tokens is None or isinstance(request.max_new_tokens, bool):
-      raise ValueError(f"max_new_tokens={request.max_new_tokens!r}: it must be a whole number of 1 or more")
-    if request.deadline is not None and not request.deadline > 0:
-      raise ValueError(f"deadline={request.deadline}: seconds from now, more than 0, or None for none")
+    _check_types(request)
     if request.logprobs is not None and not 0 <= request.logprobs <= self.config.logprobs:
       raise ValueError(f"logprobs={request.logprobs}: this engine reports 0 to {self.config.logprobs} alternatives")
     params = request.params
@@ -314,6 +320,28 @@ class Engine:
     self.stats.on_step(running=self.running, waiting=len(self._queue), seconds=turn.seconds,
                        device_seconds=turn.device_seconds, slots_used=sum(job.length for job in self._batch.jobs),
                        slots_allocated=turn.batch * turn.slots)
+
+
+def _with_forced(proposer, forced):
+  if not forced:
+    return proposer
+  try:
+    return fallback.Fallback((given.Given(forced), proposer))
+  except ValueError as error:
+    raise ValueError(f"forced={forced}: {error}; or leave forced at 0") from error
+
+
+def _check_types(request):
+  """Refuses what is no value of its kind at all; what is out of range is said by whoever knows the range."""
+  new, deadline = request.max_new_tokens, request.deadline
+  if isinstance(new, bool) or not isinstance(new, (int, np.integer)):
+    raise ValueError(f"max_new_tokens={new!r}: it must be a whole number of 1 or more")
+  if deadline is not None and (isinstance(deadline, bool) or not isinstance(deadline, (int, float)) or not deadline > 0):
+    raise ValueError(f"deadline={deadline!r}: seconds from now, more than 0, or None for none")
+  if not isinstance(request.stop, (list, tuple)):
+    raise ValueError(f"stop={request.stop!r}: it is a list of texts; for one text give [text]")
+  if not all(isinstance(ids, (list, tuple, np.ndarray)) for ids in request.stop_sequences):
+    raise ValueError(f"stop_sequences={request.stop_sequences!r}: each is a list of token ids")
 
 
 def _check_with_grammar(params):

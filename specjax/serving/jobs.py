@@ -27,7 +27,7 @@ class Job:
     id, request, asked: its number, as it was submitted, and checked.
     prompt_tokens, total_tokens, expires: for the queue, see `scheduler.Waiting`.
     matcher: of its grammar; None without one.
-    state: of one row, while its prompt is read.
+    state: of one row, while its prompt is read. read: tokens of the prompt that are in it.
     cached: prompt tokens that were taken over from other requests.
     acceptance: of its drafts.
     length: known tokens, prompt included.
@@ -40,7 +40,7 @@ class Job:
     self.total_tokens = int(asked.limit[0])
     self.submitted, self.admitted = now, None
     self.expires = None if request.deadline is None else now + request.deadline
-    self.matcher, self.state, self.cached = None, None, 0
+    self.matcher, self.state, self.read, self.cached = None, None, 0, 0
     self.acceptance = control.Acceptance()
     self.length = self.prompt_tokens
     self._writer, self._ids, self._pieces, self._arrivals = writer, [], [], []

@@ -52,8 +52,8 @@ def _table(tables, with_values):
 def join_rules(rows: list[stopping.StopRules | None]) -> stopping.StopRules:
   """Stop rules of B rows from theirs, each of one row; None for a row that is empty."""
   given = [row for row in rows if row is not None]
-  ends = max((row.eos.shape[1] for row in given), default=8)
-  count, width = np.max([row.sequences.shape[1:] for row in given], axis=0) if given else (4, 8)
+  ends = _places([row.eos.shape[1] for row in given], 8)
+  count, width = (_places([row.sequences.shape[axis] for row in given], least) for axis, least in ((1, 4), (2, 8)))
   eos = np.full((len(rows), ends), _NONE, np.int32)
   sequences = np.full((len(rows), count, width), _NONE, np.int32)
   for row, rules in enumerate(rows):
@@ -62,3 +62,11 @@ def join_rules(rows: list[stopping.StopRules | None]) -> stopping.StopRules:
       eos[row, :rules.eos.shape[1]] = np.asarray(rules.eos)[0]
       sequences[row, :own.shape[0], width - own.shape[1]:] = own
   return stopping.StopRules(eos=eos, sequences=sequences)
+
+
+def _places(sizes, least):
+  """The least power of two that holds all sizes: few shapes are compiled."""
+  places = least
+  while places < max(sizes, default=0):
+    places *= 2
+  return places

@@ -9,8 +9,10 @@ A block is known by its tokens and all that stand before it (as in vLLM's automa
 used ones go first, leaves before what they stand on.
 """
 import collections
+import functools
 import hashlib
 
+import jax
 import numpy as np
 
 from specjax import decode
@@ -35,24 +37,22 @@ class PrefixCache:
       if name not in self._blocks:
         break
       found.append(name)
-    for name in reversed(found):  # the first block, on which the others stand, becomes the last to go
+    for name in reversed(found):
       self._blocks.move_to_end(name)
     return [self._blocks[name] for name in found]
 
   def add(self, prompt: np.ndarray, begin: int, chunk: decode.Chunk) -> None:
     """Keeps the whole blocks of a chunk of one row that was read from token `begin` on, a multiple of the block."""
-    names = self._names(prompt)
-    size = chunk.hidden.shape[1]
-    fresh = [i for i in range(begin // self.block, min(len(names), (begin + size) // self.block))
-             if names[i] not in self._blocks]
-    for i in reversed(fresh):
-      self._blocks[names[i]] = chunk.take(i * self.block - begin, self.block)
+    names, first = self._names(prompt), begin // self.block
+    last = min(len(names), first + chunk.hidden.shape[1] // self.block)
+    if any(name not in self._blocks for name in names[first:last]):
+      for name, part in zip(names[first:last], split(chunk, self.block)):
+        self._blocks.setdefault(name, part)
+    for name in reversed(names[:last]):  # what the others stand on becomes the last to go
+      if name in self._blocks:
+        self._blocks.move_to_end(name)
     while self.tokens > self.capacity:
       self._blocks.popitem(last=False)
-
-  def clear(self) -> None:
-    """Forgets all."""
-    self._blocks.clear()
 
   def _names(self, prompt):
     """A name for every whole block before the prompt's last token, of all tokens up to its end."""
@@ -61,3 +61,9 @@ class PrefixCache:
       digest.update(np.ascontiguousarray(prompt[end - self.block:end], np.int32).tobytes())
       names.append(digest.copy().digest())
     return names
+
+
+@functools.partial(jax.jit, static_argnames="size")
+def split(chunk: decode.Chunk, size: int) -> list[decode.Chunk]:
+  """The whole parts of `size` tokens of a chunk, in order."""
+  return [chunk.take(first, size) for first in range(0, chunk.hidden.shape[1] - size + 1, size)]

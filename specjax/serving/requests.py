@@ -71,7 +71,7 @@ class Update:
 
 @dataclasses.dataclass(frozen=True)
 class Speculation:
-  """What drafting brought one request. Tokens behind a stop count for nobody."""
+  """What drafting brought one request. Tokens behind a stop are accepted by nobody, drafted as they may have been."""
   steps: int             # verify passes
   drafts: int            # of them with a draft
   drafted_tokens: int

@@ -40,6 +40,7 @@ class Service:
     self._readers: dict[int, _Reader] = {}
     self._arrived: collections.deque[_Reader] = collections.deque()
     self._wake, self._closing, self._fault = threading.Event(), False, None
+    self._entrance = threading.Lock()
     self._thread = threading.Thread(target=self._run, name="specjax-engine", daemon=True)
 
   @property
@@ -55,7 +56,8 @@ class Service:
 
   async def close(self) -> None:
     """Ends the thread behind its turn; requests that still run are cancelled."""
-    self._closing = True
+    with self._entrance:
+      self._closing = True
     self._wake.set()
     if self._thread.ident is not None:
       await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
@@ -74,10 +76,13 @@ class Service:
       ValueError: as `Engine.submit`. requests.QueueFull: too many requests wait. RuntimeError: the engine has failed or
         was closed; all before the first update, the last one at any time.
     """
-    if self.problem is not None:
-      raise RuntimeError(f"the engine does not run any more: {self.problem}")
     reader = _Reader(request, asyncio.get_running_loop(), concurrent.futures.Future(), asyncio.Queue())
-    self._arrived.append(reader)
+    with self._entrance:  # who comes in before the end is told of it, and who comes later sees it
+      if self._thread.ident is None:
+        raise RuntimeError("the service was not started; call start() first, or use `async with`")
+      if self.problem is not None:
+        raise RuntimeError(f"the engine does not run any more: {self.problem}")
+      self._arrived.append(reader)
     self._wake.set()
     done = False
     try:
@@ -109,7 +114,8 @@ class Service:
         self._hand_over(self.engine.step())
       self._end(RuntimeError("it was closed"))
     except BaseException as error:  # whatever it is, nobody may wait for it forever
-      self._fault = error
+      with self._entrance:
+        self._fault = error
       self._end(error)
 
   def _take_in(self):
@@ -132,11 +138,11 @@ class Service:
 
   def _hand_over(self, updates):
     for update in updates:
-      reader = self._readers[update.id]
-      if not reader.gone:
+      reader = self._readers.get(update.id)  # None for a request that somebody gave to the engine itself
+      if reader is not None and not reader.gone:
         reader.hand(update)
       if update.outcome is not None:
-        del self._readers[update.id]
+        self._readers.pop(update.id, None)
 
   def _end(self, error):
     for id, reader in self._readers.items():

@@ -10,6 +10,7 @@ import pytest
 import specjax
 from specjax import drivers
 from specjax import proposers
+from specjax import serving
 from specjax.checkpoints import heads
 
 FIXTURES = pathlib.Path(__file__).resolve().parents[1] / "fixtures"
@@ -117,6 +118,26 @@ def test_a_stream_is_the_text(model, greedy, golden):
   assert [i for delta in deltas for i in delta.token_ids] == ids
   text = "".join(delta.text for delta in deltas)
   assert text == tokenizer.decode(ids, skip_special_tokens=True) and len(text) > 20
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+def test_an_engine_serves_the_same_text(model, greedy, golden, rows):
+  """With neighbours that come and go, sampled ones among them, and lookup: the greedy text of each alone."""
+  target, tokenizer = model
+  engine = serving.Engine(target, specjax.proposers.NGram(num_tokens=7), tokenizer,
+                          config=serving.Config(rows=rows, max_tokens=512))
+  numbers, outcomes = {}, {}
+  for place, name in enumerate(NAMES):
+    prompt, new = golden[f"{name}_ids"].tolist(), len(golden[f"{name}_continuation"])
+    numbers[engine.submit(serving.Request(prompt=prompt, max_new_tokens=new))] = name
+    engine.submit(serving.Request(prompt=prompt, max_new_tokens=8, params=specjax.SamplingParams(
+        temperature=0.8, seed=place)))
+  while engine.busy:
+    outcomes |= {update.id: update.outcome for update in engine.step() if update.outcome}
+  for number, name in numbers.items():
+    plain = greedy[name][0]
+    agree(outcomes[number].token_ids, plain.token_ids[0], golden[f"{name}_gaps"])
+    assert outcomes[number].text == tokenizer.decode(outcomes[number].token_ids)
 
 
 def test_tokenizer_ids(model):

@@ -41,5 +41,15 @@ def test_the_least_recently_used_go_first_and_leaves_before_what_they_stand_on()
   kept.find(first)
   kept.add(np.arange(200, 205), 0, chunk(4, 3))
   assert kept.tokens == 16 and len(kept.find(first)) == 2 and len(kept.find(second)) == 1
-  kept.clear()
-  assert kept.tokens == 0 and not kept.find(first)
+
+
+def test_chunks_of_one_prompt_go_from_its_end():
+  """What was read first is what all the rest stands on, however many chunks there were."""
+  kept, prompt = prefix_cache.PrefixCache(BLOCK, 16), np.arange(40)
+  for begin in (0, 8):
+    kept.add(prompt[:17], begin, chunk(8, begin))
+  kept.add(np.arange(100, 105), 0, chunk(4, 9))
+  assert len(kept.find(prompt[:17])) == 3 and kept.tokens == 16
+  for begin in (0, 8, 16, 24):
+    kept.add(prompt, begin, chunk(8, begin))
+  assert len(kept.find(prompt)) == 4, "a prompt beyond the capacity keeps its beginning"

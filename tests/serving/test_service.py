@@ -61,9 +61,10 @@ def test_a_closed_iterator_or_a_cancelled_task_frees_its_row():
       assert len(ids) == 30
       while service.engine.busy:
         await asyncio.sleep(0.01)
-      return service.engine.stats.snapshot(), outcome
+      return service.engine.stats.snapshot()
 
-  run(main())
+  seen = run(main())
+  assert seen["finished"]["cancelled"] == 2 and seen["generation_tokens"] < 400, seen
 
 
 def test_bad_requests_concern_nobody_else():
@@ -101,6 +102,8 @@ def test_a_failed_engine_says_so_to_all_and_to_those_that_come_later():
 def test_closing_ends_what_still_runs():
   async def main():
     service = service_lib.Service(engine())
+    with pytest.raises(RuntimeError, match="not started"):
+      await collect(service, request(1))
     service.start()
     running = asyncio.create_task(collect(service, request(0, 200)))
     await asyncio.sleep(0.05)

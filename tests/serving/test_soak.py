@@ -23,7 +23,7 @@ import test_serving_bug_reports as reports
 pytestmark = pytest.mark.usefixtures("quick_compile")
 COUNTS = (300,)  # requests of a run
 DRAFTER = proposers.DraftModel(model=reports.TARGET, num_tokens=3)  # right about greedy rows, seldom about others
-CONFIG = engine_lib.Config(rows=4, max_tokens=200, step_tokens=48, total_tokens=420, waiting=8, order="shortest",
+CONFIG = engine_lib.Config(rows=4, max_tokens=220, step_tokens=32, total_tokens=560, waiting=8, order="shortest",
                            prefix_tokens=256, logprobs=3, forced=3, turns=40)
 GRAMMARS = (reports.DIGITS, reports.MARKED, grammars.Grammar.choice(["yes", "no", "not sure"]))
 BEGINNINGS = [np.random.default_rng(seed).integers(0, 128, 70).tolist() for seed in range(3)]
@@ -52,21 +52,24 @@ class Moody:
 
 
 def plans(count, seed):
-  """Requests of every kind, a few more than are served at once."""
+  """Requests of every kind, a few more than are served at once. So that few programs are compiled, the first ones fill
+  the batch in one turn, and each asks for a penalty."""
   rng, turn, made = np.random.default_rng(seed), 0.0, []
-  for _ in range(count):
-    turn += rng.exponential(2.2)
-    made.append(Plan(row=random_row(rng), arrive=int(turn),
-                     cancel=int(rng.integers(0, 30)) if rng.random() < 0.25 else None))
+  for place in range(count):
+    first = place < CONFIG.rows
+    turn += 0.0 if first else rng.exponential(1.8)
+    made.append(Plan(row=random_row(rng, longest=1 if first else 160), arrive=int(turn),
+                     cancel=int(rng.exponential(6.0)) if rng.random() < 0.25 else None))
   return made
 
 
-def random_row(rng):
+def random_row(rng, longest):
   """A request that shares its beginning with others or does not, plain, picky or under a grammar; its stop, if it has
   one, is somewhere in its own text."""
-  prompt = [*(BEGINNINGS[rng.integers(3)] if rng.random() < 0.4 else []), *rng.integers(0, 128, rng.integers(1, 60))]
-  asked = dict(new=int(rng.integers(1, 33)), temperature=float(rng.choice([0.0, 0.0, 0.9])), seed=int(rng.integers(50)),
-               top_p=float(rng.choice([1.0, 0.8])), speculate=bool(rng.random() < 0.9),
+  prompt = [*(BEGINNINGS[rng.integers(3)] if rng.random() < 0.4 else []), *rng.integers(0, 128, rng.integers(1, 90))]
+  asked = dict(new=int(rng.integers(1, 41)), temperature=float(rng.choice([0.0, 0.0, 0.9])),
+               seed=int(rng.integers(50)), top_p=float(rng.choice([1.0, 0.8])), presence_penalty=0.1,
+               speculate=bool(rng.random() < 0.9),
                deadline=float(rng.integers(1, 60)) if rng.random() < 0.15 else None)
   kind = rng.random()
   if kind < 0.15:
@@ -75,7 +78,7 @@ def random_row(rng):
     asked |= PICKY | dict(new=asked["new"] + 4)
   if rng.random() < 0.2:
     asked |= dict(logprobs=int(rng.integers(0, 4)))
-  row = reports.row(*map(int, prompt), **asked)
+  row = reports.row(*map(int, prompt[:longest]), **asked)
   return row if 0.15 < kind < 0.35 else with_a_stop(row, rng)
 
 
