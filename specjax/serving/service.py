@@ -113,6 +113,7 @@ class Service:
           continue
         self._hand_over(self.engine.step())
       self._end(RuntimeError("it was closed"))
+      self.engine.step()  # in which they end, and are counted
     except BaseException as error:  # whatever it is, nobody may wait for it forever
       with self._entrance:
         self._fault = error

@@ -160,14 +160,16 @@ def test_costs_cut_points_and_never_what_was_drawn():
 
 
 def test_nothing_is_compiled_behind_the_warm_up():
-  """500 random requests that come and go, with and without penalties and logprobs."""
-  engine = engine_lib.Engine(TARGET, LOOKUP, config=dataclasses.replace(CONFIG, max_tokens=256))
-  engine.warm_up(full=True, logprobs=True)
+  """500 random requests that come and go, of all lengths, with and without penalties, some beginning alike."""
+  engine = engine_lib.Engine(TARGET, LOOKUP, config=dataclasses.replace(CONFIG, max_tokens=400))
+  engine.warm_up(full=True)
   rng = np.random.default_rng(7)
-  wanted = [dataclasses.replace(request, logprobs=3 if rng.random() < 0.1 else None)
-            for request in random_requests(500, seed=9)]
+  wanted = random_requests(500, seed=9, longest=300)
+  wanted = [dataclasses.replace(request, prompt=wanted[0].prompt[:100] + request.prompt[100:]) if i % 5 == 0 else request
+            for i, request in enumerate(wanted)]
   serve(engine, wanted, arrive=rng.integers(0, 600, len(wanted)))
   assert sum(turn.programs for turn in engine.trace) == 0
+  assert len({turn.slots for turn in engine.trace if turn.width}) == 2
   assert len({turn.batch for turn in engine.trace}) > 2 and max(turn.running for turn in engine.trace) == CONFIG.rows
 
 
