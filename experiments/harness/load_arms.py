@@ -1,9 +1,8 @@
 """Who serves in a load test: engines in this process, one method each, or servers that run already.
 
 Every run has an engine of its own, so that nothing outlives it: no cache of prefixes, no controller's statistics. The
-programs stay compiled, and the requests of the warm-up teach a controller what its steps cost, as those before do on a
-server. Methods draft as much as they can in every step (`control.Fixed`), whatever that costs; only `adaptive` has a
-controller that weighs it, that of --controller.
+programs stay compiled, and what steps cost is known from when these were warmed up. Methods draft as much as they can
+in every step (`control.Fixed`), whatever that costs; only `adaptive` has a controller that weighs it, --controller.
 """
 import functools
 
@@ -86,6 +85,7 @@ class Engines:
     """Args: arms: by name, a proposer and what makes its controller."""
     self.tokenizer, self.names = tokenizer, list(arms)
     self._target, self._arms, self._verifier, self._rows, self._config = target, arms, verifier, rows, None
+    self._costs = {}
 
   def fit(self, requests: list, sources: list[str]) -> None:
     """Takes the sizes that these requests need.
@@ -112,7 +112,9 @@ class Engines:
     full = settings.sampling_params().batch(1).adjusts
     for name in self.names:
       report(name)
-      self._engine(name).warm_up(full=full)
+      engine = self._engine(name)
+      engine.warm_up(full=full)
+      self._costs[name] = engine.costs
 
   def run(self, name: str, requests: list, arrivals, *, warm_up: list, cancellations, report) -> load.Run:
     """One run. One in which anything compiled is thrown away and made again, a few times; then it is kept, and the
@@ -133,7 +135,7 @@ class Engines:
   def _engine(self, name):
     proposer, controller = self._arms[name]
     return engine_lib.Engine(self._target, proposer, self.tokenizer, config=self._config, verifier=self._verifier,
-                             key=settings.random_key(), controller=controller())
+                             key=settings.random_key(), controller=controller(), costs=self._costs.get(name))
 
 
 def _servers(names):

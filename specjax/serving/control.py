@@ -19,6 +19,7 @@ import numpy as np
 from specjax.serving import costs as costs_lib
 
 _FADE = 0.9       # weight of what was known, step by step
+_FEW = 3          # times that a plain step is measured before it is believed
 _PRIOR = 4.0      # trials that what is known of all requests counts for in a new one
 
 
@@ -137,8 +138,8 @@ class Goodput:
   While no draft is verified, since nothing is drafted or the step's width is cut to 1, the least limit is tried for one
   step in `probe`, in half as many whenever that did not bring drafting back, down to one in `longest`; and more seldom
   where it would take more than `price` of the time. So traffic that changes is noticed. `margin` is what drafting
-  must gain to be taken up; it is left where it gains nothing. A plain step is timed first in every shape, and again
-  after `longest` steps with drafts: all else is judged by it.
+  must gain to be taken up; it is left where it gains nothing. A few plain steps are timed first in every shape, and one
+  after `probe` steps with drafts: all else is judged by them.
   """
   probe: int = 32
   longest: int = 512
@@ -160,7 +161,7 @@ class Goodput:
     least, seconds = view.limits[1], lambda limit: view.costs.under(view.batch, view.slots, limit)
     probed, self.weighs = not self.weighs, True
     self._drafting = self._drafting + 1 if self._last else 0
-    if self._drafting >= self.longest or not view.costs.measured(view.batch, view.slots, 0):
+    if self._drafting >= self.probe or view.costs.measured(view.batch, view.slots, 0) < _FEW:
       return 0
     if view.idle >= max(self._wait, (seconds(least) / seconds(0) - 1) / self.price):
       self._wait, self.weighs = min(2 * self._wait, self.longest), False  # a step that is cut says nothing new

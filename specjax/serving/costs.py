@@ -3,6 +3,7 @@
 Letters: W widths of a proposer.
 """
 import collections
+import copy
 import statistics
 
 import numpy as np
@@ -25,9 +26,13 @@ class Costs:
     latest(self._under, (batch, slots, limit)).append(seconds)
     latest(self._at, (batch, slots, limit > 0, width)).append(seconds)
 
-  def measured(self, batch: int, slots: int, limit: int) -> bool:
-    """Whether a step with this limit was timed in this shape."""
-    return (batch, slots, limit) in self._under
+  def copy(self) -> "Costs":
+    """The same times, to be added to without the other's knowing."""
+    return copy.deepcopy(self)
+
+  def measured(self, batch: int, slots: int, limit: int) -> int:
+    """How often a step with this limit was timed in this shape, of those that are kept."""
+    return len(self._under.get((batch, slots, limit), ()))
 
   def under(self, batch: int, slots: int, limit: int) -> float:
     """Seconds of a step with this limit: measured, or of a plain step by the ratio of the two in another batch.

@@ -36,6 +36,8 @@ def _zero_counters(target, proposer, rows):
   return _zeros(proposer.max_depth, len(decode.widths_for(proposer.max_nodes)), rows, getattr(target, "routing", None))
 
 
+_TIMED_TOKENS = 64  # known tokens of a row whose steps are timed
+_TIMED = 3          # steps that are timed with every limit
 _PATIENCE = 16  # steps in which a smaller bucket would have done before the batch moves there
 
 
@@ -74,12 +76,12 @@ NO_FIGURES = dict(batch=0, slots=0, used=0, draft_limit=0, width=0, drafted=0, a
 class Batch:
   """Rows that run, in a state of a power of two of them."""
 
-  def __init__(self, target, proposer, verifier, capacity: int, config):
+  def __init__(self, target, proposer, verifier, capacity: int, config, costs: costs_lib.Costs | None = None):
     self._target, self._proposer, self._verifier, self._config = target, proposer, verifier, config
     self._axes = rows_lib.axes_of(target, proposer, capacity)
     self._widths = decode.widths_for(proposer.max_nodes)
     self._most = proposer.max_nodes - 1
-    self.costs = costs_lib.Costs(self._widths)
+    self.costs = costs_lib.Costs(self._widths) if costs is None else costs.copy()
     self.everyone = control_lib.Acceptance(fade=0.995)
     self._state: decode.DecodeState | None = None
     self._rows: list[jobs_lib.Job | None] = []
@@ -145,7 +147,7 @@ class Batch:
 
   def warm_up(self, blank: dict[int, decode.DecodeState], max_tokens: int, *, full: bool, logprobs: bool,
               masks: bool) -> None:
-    """Compiles every step, insertion and move; `blank` holds states of one row by their slots."""
+    """Compiles every step, insertion and move, and times steps; `blank` holds states of one row by their slots."""
     batches = [1]
     while batches[-1] < self._config.rows:
       batches.append(2 * batches[-1])
@@ -160,6 +162,8 @@ class Batch:
             self._state = make()
             limits = np.zeros(batch, np.int32)
             self._run(self._prepared(limits, form), limits, contextlib.nullcontext(), masked)
+        if not self._proposer.host:
+          self._time_steps(make())
         for had in sizes:
           if had <= slots:
             rows_lib.insert(self._target, make(), blank[had], np.int32(0), axes=self._axes)
@@ -173,6 +177,33 @@ class Batch:
           if other != slots:
             rows_lib.take(self._target, state, index[:batch], slots=other, axes=self._axes)
     self._state, self._rows, self._joined = None, [], None
+
+  def _time_steps(self, state):
+    """Steps of rows whose text comes again and again, so that lookup drafts as well, under every limit."""
+    batch, slots = state.tokens.shape
+    self._rows = [None] * batch
+    length = np.full(batch, min(_TIMED_TOKENS, slots // 2), np.int32)
+    form = self._forms(False, False)[0]
+    text = np.broadcast_to(np.arange(slots, dtype=np.int32) % min(16, self._target.vocab_size), (batch, slots))
+    state = state.replace(length=length, start=length, limit=np.full(batch, slots, np.int32),
+                          cache=state.cache.replace(length=length - 1))
+    for limit in self._fills():
+      for turn in range(1 + _TIMED):
+        self._state = state.replace(tokens=text)
+        asked = self._prepared(np.full(batch, limit, np.int32), form).replace(
+            reason=np.full(batch, stopping.RUNNING, np.int32))
+        begin = time.perf_counter()
+        state = jax.block_until_ready(drivers.advance(self._target, self._proposer, asked, np.int32(1),
+                                                      verifier=self._verifier))
+        seconds, width = time.perf_counter() - begin, self._widths[int(np.argmax(state.counters.steps_per_width[0]))]
+        state = jobs_lib.neutral(state)
+        if turn:  # the first one feeds a drafter what it has not seen
+          self.costs.add(batch, slots, limit, width, seconds)
+
+  def _fills(self):
+    """Limits that fill a width of the step: 0, of chains one for each width, and N."""
+    between = [width - 1 for width in self._widths[1:-1]] if self._proposer.chains else []
+    return (0, *between, self._most) if self._most else (0,)
 
   # Where rows stand.
 
@@ -215,10 +246,9 @@ class Batch:
     limits = np.zeros(len(self._rows), np.int32)
     places = [row for row, job in enumerate(self._rows) if job is not None and job.request.speculate]
     if self._most and places:
-      between = [width - 1 for width in self._widths[1:-1]] if self._proposer.chains else []
       view = control_lib.View(rows=[self._rows[row].acceptance for row in places], everyone=self.everyone,
                               batch=len(self._rows), slots=self._slots, most=self._most,
-                              limits=(0, *between, self._most), costs=self.costs, idle=self._idle,
+                              limits=self._fills(), costs=self.costs, idle=self._idle,
                               others=len(self.jobs) - len(places))
       limits[places] = np.clip(controller.limits(view), 0, self._most)
     return limits

@@ -26,6 +26,7 @@ from specjax.models import base as models
 from specjax.proposers import fallback
 from specjax.proposers import given
 from specjax.serving import control as control_lib
+from specjax.serving import costs as costs_lib
 from specjax.serving import decoding
 from specjax.serving import grammars
 from specjax.serving import jobs
@@ -101,7 +102,7 @@ class Engine:
 
   def __init__(self, target, proposer, tokenizer=None, *, config: Config = Config(), verifier=point.Point(),
                key: jax.Array | None = None, controller: control_lib.Controller | None = None,
-               clock: Callable[[], float] = time.perf_counter):
+               costs: costs_lib.Costs | None = None, clock: Callable[[], float] = time.perf_counter):
     """An engine without requests.
 
     Args:
@@ -109,7 +110,7 @@ class Engine:
       tokenizer: the target's; needed for text, stop strings and grammars.
       key: of all randomness; a request draws from it by its seed, see `keys`.
       controller: how much to draft; by default `control.Goodput`, which turns drafting down where it does not pay.
-      clock: seconds.
+      costs: what steps cost, of another engine of the same target and proposer, see `costs`. clock: seconds.
 
     Raises:
       ValueError: a target with an encoder, sizes beyond its context, a tokenizer of another model, a verifier that cannot
@@ -135,7 +136,7 @@ class Engine:
     self._leaving: dict[int, tuple[jobs.Job, str]] = {}  # those that end in the next turn, and why
     self._reader = prefill.Reader(target, proposer, config.prefix_tokens,
                                   starting.bucket(longest, target.max_context), self._key, verifier)
-    self._batch = decoding.Batch(target, proposer, verifier, self._reader.capacity, self.config)
+    self._batch = decoding.Batch(target, proposer, verifier, self._reader.capacity, self.config, costs)
     self._reader.check()
     self._compiler = None
 
@@ -155,6 +156,11 @@ class Engine:
   def waiting(self) -> int:
     """Requests in the queue."""
     return len(self._queue)
+
+  @property
+  def costs(self) -> costs_lib.Costs:
+    """What steps have cost here, measured by `warm_up` and ever since; a copy."""
+    return self._batch.costs.copy()
 
   def submit(self, request: requests.Request) -> int:
     """Puts a request in the queue and returns its number.
@@ -193,7 +199,7 @@ class Engine:
     return updates
 
   def warm_up(self, *, full: bool = False, logprobs: bool = False, masks: bool = False) -> int:
-    """Compiles what plain requests need in every bucket; how many programs that were.
+    """Compiles what plain requests need in every bucket, and times a few steps in each; how many programs that were.
 
     Args:
       full: also for penalties, biases, banned and allowed ids and a minimum of tokens. logprobs: also for those that

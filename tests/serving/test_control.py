@@ -62,7 +62,7 @@ def test_drafting_is_given_up_and_comes_back(scale):
   limits, _ = traffic.run(controller, 300, 0.0, scaled(SECONDS, scale))
   assert (limits[50:] == 0).mean() > 0.8 and limits[50:].any(), "off, but for probes"
   limits, _ = traffic.run(controller, 200, 0.9, scaled(SECONDS, scale))
-  assert (limits[100:] == 7).mean() > 0.9, "but for a plain step now and then, by which it is judged"
+  assert (limits[100:] == 7).mean() > 0.8, "but for a plain step now and then, by which it is judged"
 
 
 def test_a_batch_of_another_size_is_learnt_anew():

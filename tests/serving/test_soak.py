@@ -1,5 +1,5 @@
-"""A soak: hundreds of mixed requests through one engine, some cancelled or out of time wherever they stand. None is lost,
-mixed up or kept alive, and behind every turn all counts agree.
+"""A soak: hundreds of mixed requests through one engine, some cancelled or out of time wherever they stand. None is
+lost, mixed up or kept alive, and behind every turn all counts agree.
 
 Nothing in it depends on time: the clock counts turns, and the controller draws its limits. What requests are compared
 with is plain decoding in NumPy, as in `test_serving_bug_reports`.
