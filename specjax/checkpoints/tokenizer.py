@@ -238,6 +238,11 @@ class TextStream:
       raw, self._strip = raw.removeprefix(b" "), False
     return self._decoder.decode(raw)
 
+  @property
+  def unfinished(self) -> bool:
+    """Whether bytes of a character are held back."""
+    return bool(self._decoder.getstate()[0])
+
   def flush(self) -> str:
     """What was held back: U+FFFD for an unfinished character, else nothing. The stream may go on afterwards."""
     return self._decoder.decode(b"", final=True)

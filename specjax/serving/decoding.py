@@ -360,11 +360,9 @@ class Batch:
       ended = False
       if job.matcher is not None:
         # Behind a text that is whole, and that no id ends, masks allow everything: what was drawn there is not said.
-        ids = ids[:job.matcher.legal(ids)]
-        ended = len(ids) < len(flags)
+        ids = ids[:job.matcher.commit(ids)]
+        ended = len(ids) < len(flags) or job.matcher.complete
         flags = flags[:len(ids)]
-        job.matcher.advance(ids)
-        ended |= job.matcher.complete
       total, accepted_all = total + int(drafts[row]), accepted_all + sum(flags)
       own = None
       if job.request.logprobs is not None:

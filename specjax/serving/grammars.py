@@ -509,6 +509,17 @@ class Matcher:
       found += ids
     return found
 
+  def commit(self, ids: Iterable[int]) -> int:
+    """Commits what of some tokens belongs to the text, and says how many they are: those before the first that is
+    illegal, without an end id behind a text that is complete, which ends there whether anything was drafted or not."""
+    count = 0
+    for token in map(int, ids):
+      if token in self._place.rules.ends and not self._place.row().open or not self._place.take(token):
+        break
+      count += 1
+    self._row = self._place.row()
+    return count
+
   def advance(self, ids: Iterable[int]) -> None:
     """Commits accepted tokens; an end id may be the last of them.
 

@@ -64,17 +64,20 @@ class Writer:
   def _let_out(self, characters, cut=False):
     """Held tokens whose text lies within the first `characters`; with `cut` the last of them in part, and no others
     remain. Otherwise tokens at the end that have no text yet wait for the character that they begin."""
-    out, begin = [], 0
+    out, begin, held = [], 0, []
     for index, token in enumerate(self._held):
       end = begin + len(token.piece)
       if end > characters or cut and begin >= characters:
         if cut and begin < characters:
           out.append(dataclasses.replace(token, piece=token.piece[:characters - begin]))
-        self._held = [] if cut else self._held[index:]
-        return out
+        held = [] if cut else self._held[index:]
+        break
       out.append(token)
       begin = end
-    self._held = []
-    while out and not out[-1].piece and not cut and self._stream is not None:
-      self._held.insert(0, out.pop())
+    if not cut and self._stream is not None:
+      if out and not held and self._stream.unfinished:  # its last token begins a character, whatever it completed
+        held.insert(0, out.pop())
+      while out and not out[-1].piece:
+        held.insert(0, out.pop())
+    self._held = held
     return out
