@@ -186,6 +186,13 @@ def fallback_host():
   return HostLookup()
 
 
+def test_a_short_context_is_warmed_up():
+  engine = engine_lib.Engine(TARGET.replace(max_context=20), LOOKUP, config=engine_lib.Config(rows=1))
+  engine.warm_up()
+  serve(engine, [requests.Request(prompt=[1, 2], max_new_tokens=18, eos_ids=())])
+  assert not sum(turn.programs for turn in engine.trace)
+
+
 def test_requests_are_cancelled_wherever_they_stand():
   """In the queue, in prefill and while they run; the others do not notice."""
   wanted = [requests.Request(prompt=[1 + i % 15] * (200 if i == 2 else 3), max_new_tokens=40, eos_ids=(),

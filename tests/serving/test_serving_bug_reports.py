@@ -426,11 +426,12 @@ def rows_accept_as_much_as_their_own_drafts_allow():
 
 
 def equal_prompts_in_a_batch():
-  """With beginnings that are read once: at the same time, one behind the other, and when the first has ended."""
-  prompt = [face % 7 for face in range(80)]
-  rows = [row(*prompt, arrive=arrive, temperature=0.0 if arrive % 2 else 0.9) for arrive in (0, 0, 1, 2, 3, 9, 30)]
-  served = serve(rows)
-  assert [outcome.cached_tokens for outcome in served.outcomes] == [0, 0] + [64] * 5
+  """Beginnings are read once: those that come together each by itself, later ones not at all, and a block that is known
+  behind another beginning is not this one."""
+  block = lambda begin: [(begin + 5 * place) % 100 for place in range(32)]
+  rows = [row(*block(first), *block(second), 7, arrive=arrive, temperature=0.0 if arrive % 2 else 0.9)
+          for first, second, arrive in ((0, 1, 0), (0, 1, 0), (2, 3, 0), (0, 1, 2), (0, 3, 9), (2, 3, 9), (0, 1, 30))]
+  assert [outcome.cached_tokens for outcome in serve(rows).outcomes] == [0, 0, 0, 64, 32, 64, 64]
 
 
 def batches_of_one_and_of_eight():
