@@ -66,4 +66,4 @@ def main():
 
 
 if __name__ == "__main__":
-  cli.run(main)
+  cli.run(main, several=True)

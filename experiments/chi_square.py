@@ -18,6 +18,7 @@ from tqdm import tqdm
 from experiments.harness import cli
 from experiments.harness import seeds
 from experiments.harness import settings
+from experiments.harness import sharded
 import specjax
 from specjax.models import base as models
 
@@ -35,7 +36,7 @@ def main():
   temperature = settings.TEMPERATURE.value
   if not temperature > 0:
     raise ValueError(f"--temperature={temperature}: a greedy text is one text; give a temperature above 0 to count")
-  target, tokenizer = specjax.load(settings.TARGET.value)
+  target, tokenizer = sharded.load(settings.TARGET.value)
   models.decoder_only(target, "this test")
   prompt = tokenizer.encode(_PROMPT.value, add_special_tokens=True)
   counted = seeds.Counted(target, prompt, temperature=temperature, top_k=_KEEP.value, noise=_NOISE.value)

@@ -229,12 +229,12 @@ def _writer(length, count, nodes, slots, window):
 def _scatter_write(length, wanted, slot_of, nodes, slots):
   index = jnp.arange(nodes, dtype=jnp.int32)[None]
   slot = jnp.where(wanted(index), slot_of(length[:, None] + index), slots)
-  row = jnp.arange(length.shape[0])[:, None]
 
   def write(buffer, new, axis):
-    # Advanced indices with a slice between them put the indexed axes first: what is written is [B, T, K, C].
-    place = (row, slice(None), slice(None), slot) if axis == 3 else (row, slice(None), slot)
-    return buffer.at[place].set(jnp.moveaxis(new, axis, 1).astype(buffer.dtype), mode="drop")
+    # Row by row for XLA too: with rows among the indices, a batch that is divided among devices would be gathered.
+    place = (slice(None), slice(None)) if axis == 3 else (slice(None),)
+    of_row = lambda buffer, new, slot: buffer.at[(*place, slot)].set(new, mode="drop")
+    return jax.vmap(of_row)(buffer, new.astype(buffer.dtype), slot)
 
   return write
 

@@ -25,6 +25,7 @@ from specjax import processors
 from specjax import sampling
 from specjax import stopping
 from specjax import tree as tree_lib
+from specjax import vocabulary
 from specjax.models import base as models
 from specjax.proposers import base as proposers
 from specjax.verifiers import base as verifiers
@@ -129,7 +130,9 @@ def widths_for(max_nodes: int) -> tuple[int, ...]:
 
 def draft(target, proposer, state: DecodeState) -> tuple[tree_lib.TokenTree, proposers.State]:
   """The first half of a step: a tree of `proposer.max_nodes` nodes a row, and the proposer's new state."""
-  with jax.named_scope("draft"):
+  # A drafter with a vocabulary matrix of its own has a layout of its own, and others read the target's.
+  own = getattr(getattr(proposer, "model", target), "layout", None)
+  with jax.named_scope("draft"), vocabulary.divided(own):
     tree, proposer_state = proposer.propose(target, state.cache, state.proposer, state.context(), state.keys)
   if tree.sampled is not None and tree.q is None:
     raise ValueError(f"{type(proposer).__name__} marks drafts as sampled but gives no q, the law that they were drawn "
@@ -164,8 +167,13 @@ def verify(target, proposer, verifier, state: DecodeState, tree: tree_lib.TokenT
   branches = [functools.partial(verify_at, target, verifier, proposer.max_depth, width, proposer.node_ids,
                                 proposer.features) for width in widths]
   index = jnp.sum(jnp.max(size) > jnp.array(widths[:-1], jnp.int32)).astype(jnp.int32)
-  verdict, tokens, hidden, in_flight, reach, logprobs, node_ids, seen, loads = jax.lax.switch(
-      index, branches, state, tree, mode, masks)
+  layout = getattr(target, "layout", None)
+  with vocabulary.divided(layout):
+    verdict, tokens, hidden, in_flight, reach, logprobs, node_ids, seen, loads = jax.lax.switch(
+        index, branches, state, tree, mode, masks)
+  if layout is not None:  # decided where the rows are, and from here on known to all
+    verdict, tokens, reach, logprobs, node_ids, loads = layout.hold_everywhere(
+        (verdict, tokens, reach, logprobs, node_ids, loads))
   return Outcome(verdict=verdict, tokens=tokens, hidden=hidden, in_flight=in_flight, reach=reach, drafted=size - 1,
                  width_index=index, logprobs=logprobs, node_ids=node_ids, features=seen, loads=loads, offered=offered)
 
@@ -214,7 +222,7 @@ def commit(target, proposer, state: DecodeState, outcome: Outcome) -> DecodeStat
     constraint_state = state.constraint_state
     if state.constraint is not None:
       constraint_state = constraints.advance_by(state.constraint, constraint_state, emitted, count)
-    return state.replace(
+    return held(target, state.replace(
         tokens=write(state.tokens, emitted),
         drafted=write(state.drafted, place < accepted[:, None]),
         constraint_state=constraint_state,
@@ -226,14 +234,24 @@ def commit(target, proposer, state: DecodeState, outcome: Outcome) -> DecodeStat
         proposer=proposer.observe(target, state.proposer, committed),
         counters=counters_lib.count_step(state.counters, active=active, drafted=outcome.drafted, reach=outcome.reach,
                                          accepted=accepted, emitted=count, strayed=outcome.verdict.strayed,
-                                         width_index=outcome.width_index, beyond=beyond, loads=outcome.loads))
+                                         width_index=outcome.width_index, beyond=beyond, loads=outcome.loads)))
+
+
+def held(target, state: DecodeState) -> DecodeState:
+  """The state where it belongs on the mesh of a target that lies on one; see `parallel.layout`."""
+  layout = getattr(target, "layout", None)
+  if layout is None:
+    return state
+  divided = ("cache", "proposer", "tokens", "drafted", "logprobs")  # what grows with the text
+  rows = layout.hold_rows({name: getattr(state, name) for name in divided}, state.length.shape[0])
+  return layout.hold_everywhere(state.replace(**dict.fromkeys(divided))).replace(**rows)
 
 
 def encode(target, state: DecodeState, inputs: jax.Array, sound: jax.Array | None = None) -> DecodeState:
   """Reads the first `inputs` i32[B] tokens of every row with the target's encoder, once, before any other pass; or
   `sound` f[B, M, F] in their place."""
   read = state.tokens[:, :state.cache.cross.slots] if sound is None else sound
-  return state.replace(cache=target.encode(state.cache, read, inputs))
+  return held(target, state.replace(cache=target.encode(state.cache, read, inputs)))
 
 
 def prefill_chunk(target, proposer, state: DecodeState, mask: jax.Array) -> DecodeState:
@@ -268,8 +286,8 @@ def take_chunk(target, proposer, state: DecodeState, chunk: Chunk) -> DecodeStat
   count = jnp.clip(state.start - 1 - state.cache.length, 0, size)
   committed = proposers.Committed(tokens=tokens, following=_at(state, positions + 1), positions=positions,
                                   hidden=chunk.hidden, count=count, path=None, features=chunk.features)
-  return state.replace(cache=state.cache.commit(chunk.in_flight, count),
-                       proposer=proposer.observe(target, state.proposer, committed))
+  return held(target, state.replace(cache=state.cache.commit(chunk.in_flight, count),
+                                    proposer=proposer.observe(target, state.proposer, committed)))
 
 
 def _next(state, size):

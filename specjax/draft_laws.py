@@ -11,6 +11,8 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
+from specjax import vocabulary as vocabulary_lib
+
 
 @struct.dataclass
 class DenseLaw:
@@ -19,12 +21,12 @@ class DenseLaw:
 
   def of(self, nodes: jax.Array, tokens: jax.Array) -> jax.Array:
     """Probability of `tokens` i32[B, N] at `nodes` i32[B, N]: f[B, N]."""
-    return self.probs[jnp.arange(nodes.shape[0])[:, None], nodes, tokens]
+    return vocabulary_lib.pick_at(self.probs, nodes, tokens)
 
   def row(self, node: jax.Array, vocabulary: int) -> jax.Array:
     """The law at one node a row, `node` i32[B]: f[B, V]."""
     chex.assert_axis_dimension(self.probs, 2, vocabulary)
-    return jnp.take_along_axis(self.probs, node[:, None, None], axis=1)[:, 0]
+    return vocabulary_lib.at_node(self.probs, node)
 
   def dense(self, vocabulary: int) -> jax.Array:
     """The law at every node: f[B, T, V]."""
@@ -71,7 +73,7 @@ class SparseLaw:
 
   def excess(self, p: jax.Array, scale: jax.Array) -> jax.Array:
     """See `DenseLaw.excess`; only the K ids are looked at, all others count whole."""
-    at = jnp.where(self.probs > 0, jnp.take_along_axis(p, self.ids, axis=2), 0)
+    at = jnp.where(self.probs > 0, vocabulary_lib.pick(p, self.ids), 0)
     outside = jnp.maximum(p.sum(-1) - at.sum(-1), 0)
     return scale * outside + jnp.maximum(scale[..., None] * at - self.probs, 0).sum(-1)
 

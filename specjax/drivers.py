@@ -126,7 +126,7 @@ def generate(target, proposer, prompts, params: sampling.SamplingParams | None =
     state, seconds = _run(target, proposer, roomy, _NO_BOUND, verifier)
     drafting += seconds
   end = time.perf_counter()
-  return _result(state, Timings(first_token=first - begin, total=end - begin, first_tokens=first_tokens,
+  return _result(target, state, Timings(first_token=first - begin, total=end - begin, first_tokens=first_tokens,
                                 draft_seconds=drafting, encode_seconds=spent.get("encode", 0.0)),
                  "host" if starting.on_host(proposer) else "device", spent["reused"], state if keep else None)
 
@@ -155,8 +155,8 @@ def stream(target, proposer, prompts, params: sampling.SamplingParams | None = N
   before = np.asarray(state.length)
   while (roomy := make_room(target, proposer, state)) is not None:
     state, _ = _run(target, proposer, roomy, np.int32(1), verifier)
-    length, reason, tokens, drafted, known = jax.device_get(
-        (state.length, state.reason, state.tokens, state.drafted, state.logprobs))
+    length, reason, tokens, drafted, known = starting.read(
+        target, (state.length, state.reason, state.tokens, state.drafted, state.logprobs))
     for row in np.flatnonzero(length > before):
       gained = slice(int(before[row]), int(length[row]))
       ids = tokens[row, gained].tolist()
@@ -216,7 +216,7 @@ def advance(target, proposer, state: decode.DecodeState, max_steps, *, verifier)
     return jnp.any(state.active) & (steps < max_steps) & _fits(proposer, state)
 
   body = lambda carry: (decode.step(target, proposer, verifier, carry[0]), carry[1] + 1)
-  return jax.lax.while_loop(go_on, body, (state, jnp.int32(0)))[0]
+  return decode.held(target, jax.lax.while_loop(go_on, body, (state, jnp.int32(0)))[0])
 
 
 @functools.partial(jax.jit, static_argnames="verifier", donate_argnames="state")
@@ -255,9 +255,9 @@ def _fits(proposer, state):
   return jnp.max(jnp.where(state.active, wanted, 0)) <= state.tokens.shape[1]
 
 
-def _result(state, timings, driver, reused, kept):
+def _result(target, state, timings, driver, reused, kept):
   proposer_state = state.proposer
-  state = jax.device_get(state.replace(cache=(), proposer=(), keys=(), constraint=None, constraint_state=None))
+  state = starting.read(target, state.replace(cache=(), proposer=(), keys=(), constraint=None, constraint_state=None))
   lengths = (state.length - state.start).astype(np.int32)
   width = int((state.limit - state.start).max())
 

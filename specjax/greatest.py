@@ -9,6 +9,8 @@ Letters: V vocabulary, K entries.
 import jax
 import jax.numpy as jnp
 
+from specjax import vocabulary
+
 
 def greatest(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
   """The `count` greatest of f[..., V] in descending order, equal ones by index: values f[..., K], indices i32[..., K].
@@ -19,6 +21,8 @@ def greatest(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
   length = x.shape[-1]
   if not 1 <= count <= length:
     raise ValueError(f"count={count}: allowed are 1 to {length}, the length of the last axis")
+  if (layout := vocabulary.division(x)) is not None:
+    return layout.by_parts(lambda part, x: _of_parts(part, x, count), (x,), ())
   # Both levels sort about as much: V / block maxima, then count * block entries.
   block = max(8, 1 << round((length / count) ** 0.5).bit_length() - 1)
   if length <= 2 * block * count:
@@ -33,3 +37,10 @@ def greatest(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
   inside = jnp.where(index < length, pick(x, jnp.minimum(index, length - 1)), -jnp.inf)
   values, place = jax.lax.top_k(inside, count)
   return values, pick(index, place)
+
+
+def _of_parts(part, x, count):
+  """Of the greatest entries of every part, in order of the parts, so that of equal ones the lower index comes first."""
+  values, index = greatest(x, min(count, part.size))
+  values, place = jax.lax.top_k(part.joined(values), count)
+  return values, jnp.take_along_axis(part.joined(index + part.first), place, -1)

@@ -1,6 +1,7 @@
 """From a name to a model, weights, configuration and tokenizer put together as a target; and from it to a folder."""
 from specjax import checkpoints
 from specjax.checkpoints import folder_writer
+from specjax.checkpoints import shards
 from specjax.checkpoints import t5_writer
 from specjax.models import decoder
 from specjax.models import encoder_decoder
@@ -11,12 +12,14 @@ from specjax.models.mamba2_config import Mamba2Config
 _OTHERS = {EncoderDecoderConfig: encoder_decoder.EncoderDecoder, Mamba2Config: mamba2.Mamba2}
 
 
-def load(name: str, *, dtype=None):
+def load(name: str, *, dtype=None, place: shards.Placement | None = None):
   """Loads a target and its tokenizer.
 
   Args:
     name: a known name such as "smollm2-135m", a path to a GGUF file or to a Hugging Face style folder, or a Hub id.
     dtype: of the weights; float32 on a CPU and bfloat16 on an accelerator by default.
+    place: `place(layer, field, shape)` is the sharding of a field of the weights; this process then reads what its own
+      devices hold and nothing else. See `checkpoints.load`.
 
   Returns:
     (target, tokenizer): a `models.decoder.Decoder`, a `models.encoder_decoder.EncoderDecoder` for T5, BART and kin, or a
@@ -25,7 +28,7 @@ def load(name: str, *, dtype=None):
   Raises:
     ValueError: names what is missing, foreign or broken, and what to do (`checkpoints.CheckpointError`).
   """
-  config, weights, tokenizer = checkpoints.load(name, dtype=dtype)
+  config, weights, tokenizer = checkpoints.load(name, dtype=dtype, place=place)
   return _OTHERS.get(type(config), decoder.Decoder)(weights=weights, config=config), tokenizer
 
 

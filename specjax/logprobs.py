@@ -10,7 +10,9 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
+from specjax import greatest
 from specjax import sampling
+from specjax import vocabulary
 
 
 @struct.dataclass
@@ -36,9 +38,9 @@ def of_tokens(logits: jax.Array, adjusted: jax.Array, params: sampling.SamplingP
     logits: f[B, N, V], the target's own. adjusted: f32[B, N, V], after `processors.adjust`.
     params, mode: see `sampling.law`. top: A.
   """
-  pick = lambda x: jnp.take_along_axis(x, tokens[..., None], axis=-1)[..., 0]
+  pick = lambda x: vocabulary.pick(x, tokens[..., None])[..., 0]
   logits = logits.astype(jnp.float32)
   scale = jax.nn.logsumexp(logits, axis=-1)
-  best, ids = jax.lax.top_k(logits, top)
+  best, ids = greatest.greatest(logits, top) if top else jax.lax.top_k(logits, 0)
   return Logprobs(processed=jnp.log(pick(sampling.law(adjusted, params, mode))), raw=pick(logits) - scale,
                   top_ids=ids.astype(jnp.int32), top_raw=best - scale[..., None])

@@ -18,6 +18,7 @@ import numpy as np
 from specjax import greatest
 from specjax import processors
 from specjax import sampling_params
+from specjax import vocabulary
 
 # What a row asks for stands in a module of its own; its users find it here as well.
 SamplingParams = sampling_params.SamplingParams
@@ -75,7 +76,8 @@ def draw(logits: jax.Array, params: SamplingParams, uniforms: jax.Array, mode: j
 
   def sampled(filtered):
     # Filled up before anything is computed from them, where that fuses: else `invert` copies its weights to do it.
-    drawn = invert(_weights(_filled(logits, -jnp.inf, _BLOCK), params, filtered), uniforms)
+    whole = logits if vocabulary.division(logits) is not None else _filled(logits, -jnp.inf, _BLOCK)
+    drawn = invert(_weights(whole, params, filtered), uniforms)
     return jnp.where((params.temperature == 0)[:, None], _greedy(logits, params), drawn)
 
   return jax.lax.switch(mode, [lambda: argmax(logits), lambda: sampled(False), lambda: sampled(True)])
@@ -87,6 +89,8 @@ def argmax(logits: jax.Array) -> jax.Array:
   Two levels: the greatest of every block, the first block that has the greatest, the first place in it. A maximum is
   vectorized; XLA's argmax, which carries an index along, takes ten times as long on a CPU.
   """
+  if (layout := vocabulary.division(logits)) is not None:
+    return layout.by_parts(_argmax_of_parts, (logits,), ())
   blocks = _blocks(logits, -jnp.inf, _BLOCK)
   block = jnp.argmax(blocks.max(-1), -1)
   inside = jnp.take_along_axis(blocks, block[..., None, None], -2)[..., 0, :]
@@ -99,15 +103,44 @@ def invert(weights: jax.Array, uniforms: jax.Array) -> jax.Array:
   The sum is taken in two levels, blocks and then ids inside the block that is hit, which is several times faster than
   one cumulative sum over the vocabulary and rounds less. An id of weight 0 is never returned.
   """
+  if (layout := vocabulary.division(weights)) is not None:
+    return layout.by_parts(_invert_parts, (weights,), (uniforms,))
   blocks = _blocks(weights, 0, _BLOCK)
-  sums = blocks.sum(-1)
+  hit = lambda block: jnp.take_along_axis(blocks, block[..., None, None], -2)[..., 0, :]
+  block, token = _invert_blocks(blocks.sum(-1), hit, uniforms)
+  return (block * _BLOCK + token).astype(jnp.int32)
+
+
+def _argmax_of_parts(part, logits):
+  own = logits.max(-1)
+  place = jnp.where(own == part.greatest(own), part.first + argmax(logits), np.iinfo(np.int32).max)
+  return -part.greatest(-place.astype(jnp.int32))
+
+
+def _invert_parts(part, weights, uniforms):
+  """Every device has all sums of blocks, and the block that is hit from whose it is: the arithmetic is that of one
+  device, so that one uniform is one id on every mesh whose parts are whole blocks."""
+  blocks = _blocks(weights, 0, _BLOCK)
+  count = blocks.shape[-2]
+
+  def hit(block):
+    place = block - part.index * count
+    inside = (place >= 0) & (place < count)
+    own = jnp.take_along_axis(blocks, jnp.where(inside, place, 0)[..., None, None], -2)[..., 0, :]
+    return part.total(jnp.where(inside[..., None], own, 0))
+
+  block, token = _invert_blocks(part.joined(blocks.sum(-1)), hit, uniforms)
+  return (block // count * part.size + block % count * _BLOCK + token).astype(jnp.int32)
+
+
+def _invert_blocks(sums, hit, uniforms):
+  """The block and the place in it, i32[...] each, from all blocks' sums f[..., N] and what gives the one that is hit."""
   below = jnp.cumsum(sums, -1)
   goal = uniforms * below[..., -1]
   block = _first(below > goal[..., None], sums > 0)
   before = jnp.take_along_axis(below - sums, block[..., None], -1)[..., 0]
-  inside = jnp.take_along_axis(blocks, block[..., None, None], -2)[..., 0, :]
-  token = _first(before[..., None] + jnp.cumsum(inside, -1) > goal[..., None], inside > 0)
-  return (block * _BLOCK + token).astype(jnp.int32)
+  inside = hit(block)
+  return block, _first(before[..., None] + jnp.cumsum(inside, -1) > goal[..., None], inside > 0)
 
 
 def _blocks(x, fill, size):

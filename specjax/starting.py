@@ -143,7 +143,10 @@ def begin(target, proposer, given: Asked, *, key=None, verifier=point.Point(), k
       constraint=constraint, constraint_state=None if constraint is None else _copied(constraint.init(rows)),
       logprobs=None if given.logprobs is None else logprobs_lib.empty(rows, slots, given.logprobs))
   fill = lambda cache, proposer_state, keys: state.replace(cache=cache, proposer=proposer_state, keys=keys)
-  new = (target, proposer, jax.random.key(0) if key is None else key, given.params.seed)
+  key = jax.random.key(0) if key is None else key
+  if (layout := getattr(target, "layout", None)) is not None:
+    state, key = layout.put((state, key))
+  new = (target, proposer, key, state.params.seed)
   sizes = dict(slots=slots, capacity=capacity, encoder=_encoder_sizes(target, given.inputs, slots))
   _check_verifier(proposer, verifier)
   if proposer.max_nodes > 1 and keys_lib.STOP in verifier.purposes:  # others look at no q
@@ -165,7 +168,10 @@ def fresh(target, proposer, key, seeds, *, slots, capacity, encoder=()):
   """Cache, proposer state and row keys of a new batch, in one dispatch. `encoder` is empty, or the slots of its inputs
   and those that no row's output can need."""
   rows = seeds.shape[0]
-  return target.init_cache(rows, slots, *encoder), proposer.init(target, rows, capacity), keys_lib.row_keys(key, seeds)
+  new = target.init_cache(rows, slots, *encoder), proposer.init(target, rows, capacity)
+  if (layout := getattr(target, "layout", None)) is not None:
+    new = layout.hold_rows(new, rows)
+  return *new, keys_lib.row_keys(key, seeds)
 
 
 @functools.partial(jax.jit, static_argnames="slots")
@@ -192,7 +198,7 @@ def _goes_on(target, proposer, kept, prompts, capacity) -> bool:
   if kept.length.shape[0] != len(prompts):
     raise ValueError(f"what was kept has {kept.length.shape[0]} rows, and {len(prompts)} prompts were given; one a row "
                      "is needed")
-  texts, known = jax.device_get((kept.tokens, kept.length))
+  texts, known = read(target, (kept.tokens, kept.length))
   if any(len(prompt) < size or not np.array_equal(prompt[:size], text[:size])
          for prompt, text, size in zip(prompts, texts, known)):
     return False
@@ -208,6 +214,12 @@ def _proposer_state(target, proposer, *, rows, capacity):
 
 encode = jax.jit(decode.encode, donate_argnames="state")
 prefill = jax.jit(decode.prefill_chunk, donate_argnames="state")
+
+
+def read(target, tree):
+  """NumPy arrays of arrays of a state, whole in every process."""
+  layout = getattr(target, "layout", None)
+  return jax.device_get(tree if layout is None else layout.everywhere(tree))
 
 
 def on_host(proposer) -> bool:
@@ -287,9 +299,9 @@ def _end_ids(target, eos_ids):
   if eos_ids is None:
     return target.eos_ids
   ids = np.atleast_1d(np.asarray(eos_ids, object)).tolist()
-  wrong = [token for token in ids if not isinstance(token, (int, np.integer)) or not 0 <= token < target.vocab_size]
+  wrong = [token for token in ids if not isinstance(token, (int, np.integer)) or not 0 <= token < models.known_ids(target)]
   if wrong:
-    raise ValueError(f"eos_ids holds {wrong[0]!r}: it is a list of ids, 0 to {target.vocab_size - 1}, for all rows")
+    raise ValueError(f"eos_ids holds {wrong[0]!r}: it is a list of ids, 0 to {models.known_ids(target) - 1}, for all rows")
   return tuple(map(int, ids))
 
 
@@ -310,9 +322,9 @@ def _check(target, prompts, budget, written):
     if prompt.ndim != 1 or prompt.dtype.kind not in "iu":
       raise ValueError(f"prompt {row} holds {prompt.ravel()[0].item()!r}; a prompt is a list of token ids (whole "
                        "numbers): encode text with the target's tokenizer first")
-    if models.sound(target) is None and (prompt.min() < 0 or prompt.max() >= target.vocab_size):
+    if models.sound(target) is None and (prompt.min() < 0 or prompt.max() >= models.known_ids(target)):
       raise ValueError(f"prompt {row} holds id {int(prompt.max() if prompt.min() >= 0 else prompt.min())}; "
-                       f"ids of this target are 0 to {target.vocab_size - 1}")
+                       f"ids of this target are 0 to {models.known_ids(target) - 1}")
     if new < 1:
       raise ValueError(f"max_new_tokens={int(new)} in row {row}: it must be 1 or more")
     if models.encodes(target) and prompt.size > target.max_inputs:

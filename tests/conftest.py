@@ -22,17 +22,29 @@ def pytest_collection_modifyitems(items):
   items.sort(key=lambda item: places.get(item.path.name, len(FIRST)))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def few_programs_at_a_time():
-  """Forgets the compiled programs of past modules when there are many: at twice as many a process takes 8 GB.
+def forget_programs_beyond(mappings):
+  """Forgets all compiled programs if this process holds more memory mappings than that.
 
-  Each of them maps memory, and a process may hold 65530 mappings on a common Linux; beyond them XLA crashes while it
+  Each program maps memory, and a process may hold 65530 mappings on a common Linux; beyond them XLA crashes while it
   compiles.
   """
-  yield
   maps = pathlib.Path("/proc/self/maps")
-  if maps.exists() and maps.read_bytes().count(b"\n") > 10000:
+  if maps.exists() and maps.read_bytes().count(b"\n") > mappings:
     jax.clear_caches()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_programs_between_modules():
+  """A module's programs are of little use to the next one: at twice as many as are left here a process takes 8 GB."""
+  yield
+  forget_programs_beyond(10000)
+
+
+@pytest.fixture(autouse=True)
+def few_programs_within_a_module():
+  """Those of a module are used again, until they are so many that the process is in danger."""
+  yield
+  forget_programs_beyond(30000)
 
 
 @struct.dataclass

@@ -11,8 +11,8 @@ ROOT = pathlib.Path(specjax.__file__).parent
 # Ground, models and verifiers, proposers, the step, its drivers. Names not listed are unbound. Theory judges verifiers,
 # and its wrong rules are made of the same parts.
 FLOORS = dict(tree=0, draft_laws=0, sampling=0, sampling_params=0, processors=0, constraints=0, keys=0, logprobs=0,
-              stopping=0, counters=0, expert_counters=0, cache=0, models=1, verifiers=1, theory=1, checkpoints=1,
-              proposers=2, decode=3, starting=4, drivers=4, training=5, serving=5, loading=4, testing=6)
+              stopping=0, counters=0, expert_counters=0, cache=0, vocabulary=0, models=1, verifiers=1, theory=1, checkpoints=1,
+              proposers=2, decode=3, starting=4, drivers=4, training=5, serving=5, parallel=5, loading=4, testing=6)
 
 
 def test_public_names():

@@ -1,4 +1,5 @@
 """How an experiment starts and how it fails: one clear message and exit code 2, never a traceback, for bad input."""
+import math
 import os
 import pathlib
 import sys
@@ -8,12 +9,14 @@ from absl import flags
 from absl import logging
 import jax
 
+from experiments.harness import distributed
 from specjax.checkpoints import registry
 
 
-def run(main) -> None:
+def run(main, *, several: bool = False) -> None:
   """Runs `main()` under absl; flag errors and ValueErrors end the process with one message and code 2.
 
+  With `several` it may be one of several processes that run it together: see `distributed`.
   SPECJAX_TRACEBACK=1 in the environment shows where an error came from.
   """
 
@@ -32,7 +35,8 @@ def run(main) -> None:
     logging.set_verbosity(logging.WARNING)
     keep_compiled_programs()
     try:
-      main()
+      with distributed.joined(several=several):
+        main()
     except BrokenPipeError:  # whoever read our output has gone, as in `| head`
       os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
       sys.exit(141)
@@ -45,6 +49,27 @@ def run(main) -> None:
       sys.exit(130)
 
   app.run(guarded, flags_parser=parse)
+
+
+def numbers(flag, kind: type[int] | type[float]) -> list:
+  """The numbers of a list flag: whole ones of 1 or more, or shares from 0 to 1.
+
+  Raises:
+    ValueError: names the flag and what is none.
+  """
+  found = []
+  for item in flag.value:
+    try:
+      value = kind(item)
+    except ValueError:
+      value = math.nan
+    if not (value >= 1 if kind is int else 0 <= value <= 1):
+      allowed = "whole numbers of 1 or more" if kind is int else "numbers from 0 to 1"
+      raise ValueError(f"--{flag.name}: {item!r} is not allowed; give {allowed}, separated by commas")
+    found.append(value)
+  if not found or len(set(found)) < len(found):
+    raise ValueError(f"--{flag.name}={','.join(flag.value)}: give at least one number, and none twice")
+  return found
 
 
 def fail(message) -> None:

@@ -7,6 +7,7 @@ import jax
 
 import specjax
 from experiments.harness import training_curves
+from experiments.harness import training_mesh
 from experiments.harness import training_progress
 from specjax.checkpoints import folder_writer
 from specjax.checkpoints import vocabulary_map
@@ -47,8 +48,8 @@ class Job:
   def facts(self) -> dict:
     """As the run folder records them."""
     kept = {key: value for key, value in dataclasses.asdict(self).items() if key not in ("outdir", "evaluate_every")}
-    return kept | {"draft_layers": list(self.draft_layers),
-                   "corpora": [pathlib.Path(name).name for name in self.corpora]}
+    return training_mesh.facts(kept) | {"draft_layers": list(self.draft_layers),
+                                        "corpora": [pathlib.Path(name).name for name in self.corpora]}
 
 
 def layers(names: list[str]) -> tuple[int, ...]:
@@ -66,14 +67,15 @@ def run(job: Job) -> tuple[dict, dict]:
   recipe = distill.Recipe(loss=job.loss, on_policy=job.on_policy, own_temperature=job.own_temperature,
                           temperature=job.temperature, drafted=job.drafted)
   known = [corpus.facts(folder) for folder in job.corpora]
-  target, tokenizer = specjax.load(job.target)
+  places = training_mesh.places()
+  target, tokenizer = training_mesh.target(job.target, whole_vocabulary=True)
   if job.max_tokens > target.max_context:
     raise ValueError(f"--max_tokens={job.max_tokens}: the target's context has {target.max_context} tokens")
   for folder, facts in zip(job.corpora, known):
     if facts["target"] != job.target:
       raise ValueError(f"{folder} was written by {facts['target']!r}, not by {job.target!r}: what is measured on "
                        "held-out answers would not be of this target")
-  draft = _draft(job, target, tokenizer)
+  draft = _draft(job, training_mesh.beginning(target), tokenizer)
   folder_writer.require_written(draft.config)
   data = texts.Texts(folders=job.corpora, tokens=job.batch_tokens, max_tokens=job.max_tokens, limit=job.limit)
   if not data.held:
@@ -81,7 +83,7 @@ def run(job: Job) -> tuple[dict, dict]:
                      "write more")
   trainer = trainers.train_draft_model(target, draft, data, recipe, job.seed)
   folder = training_progress.open_folder(job.outdir, job.facts(), data)
-  steps = job.steps or max(round(job.epochs * data.epoch_steps()), 1)
+  steps = training_mesh.steps(job.steps, job.epochs, data.epoch_steps())
   evaluate_text, prompts = trainers.held_out(trainer), training_progress.prompts(data, target)
   params = specjax.SamplingParams(temperature=job.temperature)
   verifier = rejection.Rejection() if job.temperature else point.Point()
@@ -98,9 +100,9 @@ def run(job: Job) -> tuple[dict, dict]:
   if not before.exists():
     numbers = evaluate(0, trainer.params)
     corpus.write_whole(before, lambda file: file.write(json.dumps(numbers, indent=1).encode()))
-  schedule = loop.Schedule(steps=steps, learning_rate=job.learning_rate)
+  schedule = loop.Schedule(steps=steps, learning_rate=job.learning_rate, accumulate=training_mesh.accumulate())
   weights = training_progress.train(folder, trainer, schedule, title="draft model", evaluate_every=job.evaluate_every,
-                                    evaluate=evaluate)
+                                    evaluate=evaluate, places=places)
   specjax.save(folder / "draft", trainer.head(weights), tokenizer)
   rows = loop.read_metrics(folder)
   training_curves.draw(rows, folder / "curves.png", "draft model")

@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from experiments import report
 from experiments.harness import costs as costs_lib
+from experiments.harness import distributed
 from experiments.harness import environment
 from experiments.harness import expert_costs
 from experiments.harness import measure
@@ -19,16 +20,17 @@ from experiments.harness import methods
 from experiments.harness import rules
 from experiments.harness import run_folder
 from experiments.harness import settings
+from experiments.harness import sharded
 from experiments.harness import summary as summary_lib
-import specjax
 from specjax import decode
 from specjax import drivers
 from specjax import processors
 from specjax import proposers
 from specjax.models import base as models
+from specjax.parallel import processes
 from specjax.verifiers import point
 
-_NOT_SETTINGS = ("outdir", "overwrite", "resume", "costs")
+_NOT_SETTINGS = ("outdir", "overwrite", "resume", "costs", *distributed.NAMES)
 
 
 def config(requests, *, command: str, date: str) -> dict:
@@ -55,7 +57,7 @@ class Job:
     run_folder.check_outdir(outdir)
     folder = lambda: run_folder.RunFolder(outdir, overwrite=overwrite, resume=resume, config=config)
     self.folder = None if whatever_fits else folder()
-    target, tokenizer = specjax.load(target_name)
+    target, tokenizer = sharded.load(target_name)
     built = methods.build_all(names, methods.Given(target=target, tokenizer=tokenizer, name=target_name),
                               fitting=whatever_fits)
     if whatever_fits:
@@ -132,8 +134,8 @@ class Job:
     return summary if routing is None else write(step_costs, expert_costs.measure(target, text))
 
   def write_report(self):
-    """Writes `report.html` and `plots/`; returns the report's path."""
-    return report.write_report(self.folder.path)
+    """Writes `report.html` and `plots/`; returns the report's path, in the process that writes."""
+    return report.write_report(self.folder.path) if processes.is_first() else None
 
   def _step_costs(self, records):
     """Costs of every method at the run's batch size and the median length of its texts."""

@@ -6,6 +6,7 @@ import numpy as np
 
 import specjax
 from experiments.harness import training_curves
+from experiments.harness import training_mesh
 from experiments.harness import training_progress
 from specjax.checkpoints import folder_writer
 from specjax.checkpoints import heads
@@ -46,21 +47,22 @@ class Job:
   def facts(self) -> dict:
     """As the run folder records them."""
     kept = {key: value for key, value in dataclasses.asdict(self).items() if key not in ("outdir", "evaluate_every")}
-    return kept | {"corpora": [pathlib.Path(name).name for name in self.corpora]}
+    return training_mesh.facts(kept) | {"corpora": [pathlib.Path(name).name for name in self.corpora]}
 
 
 def run(job: Job) -> dict:
   """Trains; the last row of metrics."""
   training_progress.check_folder(job.outdir, job.facts())
   schedule = medusa2.Schedule(steps=job.steps, learning_rate=job.learning_rate, heads_first=job.heads_first,
-                              heads_rate=job.heads_rate)
+                              heads_rate=job.heads_rate, accumulate=training_mesh.accumulate())
   recipe = medusa2.Recipe(heads_weight=job.heads_weight, backbone=job.backbone, loss=job.loss)
   known = [corpus.facts(folder) for folder in job.corpora]
   for folder, facts in zip(job.corpora, known):
     if facts["target"] != job.target:
       raise ValueError(f"{folder} was written by {facts['target']!r}, not by {job.target!r}: heads learn from their "
                        "own target")
-  target, tokenizer = specjax.load(job.target)
+  places = training_mesh.places()
+  target, tokenizer = specjax.load(job.target)  # it is trained itself, and lies as `places` says
   folder_writer.require_written(target.config)
   if job.max_tokens > target.max_context:
     raise ValueError(f"--max_tokens={job.max_tokens}: the target's context has {target.max_context} tokens")
@@ -81,7 +83,7 @@ def run(job: Job) -> dict:
     return evaluate_text(weights) | training_progress.drafted(joint.target, trainer.proposer(joint), prompts)
 
   weights = training_progress.train(folder, trainer, schedule, title="Medusa-2", evaluate_every=job.evaluate_every,
-                                    evaluate=evaluate)
+                                    evaluate=evaluate, places=places)
   joint = trainer.head(weights)
   specjax.save(folder / "target", joint.target, tokenizer)
   heads.save_head(joint.heads, folder / "head")

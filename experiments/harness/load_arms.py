@@ -13,7 +13,7 @@ from experiments.harness import method_options
 from experiments.harness import methods
 from experiments.harness import rules
 from experiments.harness import settings
-import specjax
+from experiments.harness import sharded
 from specjax import checkpoints
 from specjax.checkpoints import gguf_header
 from specjax.serving import control
@@ -68,7 +68,7 @@ def build(names: list[str], *, rows: int):
   fixed = [name for name in names if name != ADAPTIVE]
   drafting, verifier = methods.check(list(dict.fromkeys(fixed + bases))), rules.build()
   rules.check({name: methods.outline(name) for name in drafting}, verifier)
-  target, tokenizer = specjax.load(settings.TARGET.value)
+  target, tokenizer = sharded.load(settings.TARGET.value)
   built = methods.build_all(drafting, methods.Given(target, tokenizer, settings.TARGET.value))
   rules.check(built, verifier)
   arms = {}

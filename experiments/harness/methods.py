@@ -7,6 +7,7 @@ from typing import Callable
 from absl import flags
 
 from experiments.harness import method_options as options
+from experiments.harness import sharded
 from specjax import decode
 from specjax import proposers
 from specjax import static_trees
@@ -369,7 +370,7 @@ def build_all(names: list[str], given: Given, *, fitting: bool = False) -> dict:
   built = {}
   for name in names:
     try:
-      proposer = build(name, given)
+      proposer = sharded.drafter(build(name, given), given.target)
       proposer.init(given.target, 1, 8)
     except ValueError as error:
       if not fitting:

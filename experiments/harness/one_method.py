@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 from experiments.harness import methods
 from experiments.harness import rules
 from experiments.harness import settings
-import specjax
+from experiments.harness import sharded
 
 
 class Built(NamedTuple):
@@ -30,7 +30,7 @@ def build(name: str, program: str) -> Built:
   methods.check([name])
   params, verifier = settings.sampling_params(seeds=[settings.SEED.value]), rules.build()
   rules.check({name: methods.outline(name)}, verifier)
-  target, tokenizer = specjax.load(settings.TARGET.value)
+  target, tokenizer = sharded.load(settings.TARGET.value)
   built = methods.build_all([name], methods.Given(target, tokenizer, settings.TARGET.value))
   rules.check(built, verifier)
   return Built(target, tokenizer, built[name], params, verifier)

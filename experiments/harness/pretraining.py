@@ -12,6 +12,7 @@ import tqdm
 import specjax
 from experiments.harness import pretraining_data
 from experiments.harness import training_curves
+from experiments.harness import training_mesh
 from experiments.harness import training_progress
 from specjax import checkpoints
 from specjax.checkpoints import new_tokenizer
@@ -59,7 +60,7 @@ class Job:
     kept = {key: value for key, value in dataclasses.asdict(self).items() if key not in ("outdir", "evaluate_every")}
     for name in (name for names in OPTIONS.values() for name in names if name not in OPTIONS[self.family]):
       del kept[name]
-    return kept | {"data": [pathlib.Path(name).name for name in self.data],
+    return training_mesh.facts(kept) | {"data": [pathlib.Path(name).name for name in self.data],
                    "tokenizer": self.tokenizer and pathlib.Path(self.tokenizer).name}
 
 
@@ -96,7 +97,7 @@ def run(job: Job) -> dict:
     loss, kinds = functools.partial(pretrain.next_token, balance=job.balance), lambda: [0]
   _keep(tokenizer, folder / "tokenizer")
   training_progress.open_folder(folder, job.facts(), data)
-  batch = lambda step: data.batch(step, job.seed)
+  batch, places = lambda step: data.batch(step, job.seed), training_mesh.places()
   steps = job.steps or _planned(job, folder, model, loss, batch, kinds)
   held_out = data.evaluation()
   print(f"{data.training_tokens} tokens, {steps} steps, a {job.family} of "
@@ -113,9 +114,9 @@ def run(job: Job) -> dict:
       bar.update()
 
     schedule = loop.Schedule(steps=steps, learning_rate=job.learning_rate, clip=1.0,
-                             relative=job.family == "t5")
+                             relative=job.family == "t5", accumulate=training_mesh.accumulate())
     weights = loop.run(folder, model, loss, batch, schedule, evaluate_every=job.evaluate_every, evaluate=evaluate,
-                       report=report)
+                       report=report, places=places)
   specjax.save(folder / "model", weights, tokenizer)
   rows = loop.read_metrics(folder)
   training_curves.draw_language(rows, folder / "curves.png", job.family)
@@ -182,7 +183,7 @@ def _planned(job, folder, model, loss, batch, kinds):
         times.append(time.perf_counter() - begin)
       seconds[_shapes(given)] = min(times[1:])
     mean = np.mean([seconds.get(_shapes(batch(step)), max(seconds.values())) for step in range(64)])
-    steps = max(int(job.minutes * 60 / (_OPTIMIZER * mean)), 1)
+    steps = max(int(job.minutes * 60 / (_OPTIMIZER * mean * training_mesh.accumulate())), 1)
     corpus.write_whole(path, lambda file: file.write(json.dumps({"steps": steps, "seconds": float(mean)}).encode()))
   return json.loads(path.read_text())["steps"]
 

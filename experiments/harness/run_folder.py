@@ -1,8 +1,14 @@
-"""The folder of a run: made once, refused when it would overwrite, read back to resume."""
+"""The folder of a run: made once, refused when it would overwrite, read back to resume.
+
+Of several processes the first one alone looks into it and writes; all others keep the records, by which the run goes,
+in memory.
+"""
 import json
 import os
 import pathlib
 import shutil
+
+from specjax.parallel import processes
 
 RECORDS = "requests.jsonl"
 # What may differ between a run and its resumption: where it stands and how it was asked to go on.
@@ -33,8 +39,12 @@ class RunFolder:
     """
     self.path = pathlib.Path(path)
     self._config = config
+    self._writes = processes.is_first()
+    self._kept = []  # the records, where nothing is written
     if overwrite and resume:
       raise ValueError("--overwrite and --resume exclude each other: one discards what the other keeps")
+    if not self._writes:  # what the first one refuses ends all
+      return
     check_outdir(path)
     used = self.path.is_dir() and any(self.path.iterdir())
     if used and not (overwrite or resume):
@@ -47,20 +57,28 @@ class RunFolder:
     self._discard = used and overwrite
 
   def open(self) -> None:
-    """Makes the folder, discarding a run that is to be overwritten, and writes `config.json`."""
-    if self._discard:
-      shutil.rmtree(self.path)
-    self.path.mkdir(parents=True, exist_ok=True)
-    self.write_json("config.json", self._config)
+    """Makes the folder, discarding a run that is to be overwritten, and writes `config.json`. Every process opens it,
+    and has the same records from then on."""
+    if self._writes:
+      if self._discard:
+        shutil.rmtree(self.path)
+      self.path.mkdir(parents=True, exist_ok=True)
+      self.write_json("config.json", self._config)
+    self._kept = processes.from_first(self.records())
 
   def write_json(self, name: str, value) -> None:
     """Writes a JSON file whole or not at all."""
+    if not self._writes:
+      return
     temporary = self.path / f".{name}.part"
     temporary.write_text(json.dumps(value, ensure_ascii=False, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     temporary.replace(self.path / name)
 
   def append(self, records: list[dict]) -> None:
     """Appends finished records and waits until the disk has them."""
+    if not self._writes:
+      self._kept = [*self._kept, *records]
+      return
     with open(self.path / RECORDS, "ab") as file:
       file.write(_lines(records))
       file.flush()
@@ -68,6 +86,9 @@ class RunFolder:
 
   def rewrite(self, records: list[dict]) -> None:
     """Replaces all records."""
+    if not self._writes:
+      self._kept = list(records)
+      return
     temporary = self.path / f".{RECORDS}.part"
     temporary.write_bytes(_lines(records))
     temporary.replace(self.path / RECORDS)
@@ -78,6 +99,8 @@ class RunFolder:
     Raises:
       ValueError: another line is broken; names the file and the line.
     """
+    if not self._writes:
+      return self._kept
     path = self.path / RECORDS
     if not path.exists():
       return []

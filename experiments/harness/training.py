@@ -5,9 +5,9 @@ import pathlib
 import numpy as np
 import tqdm
 
-import specjax
 from experiments.harness import model_card
 from experiments.harness import training_curves
+from experiments.harness import training_mesh
 from experiments.harness import training_progress
 from specjax.checkpoints import heads
 from specjax.models import base as models
@@ -88,7 +88,8 @@ def run(job: Job) -> dict:
     if facts["target"] != job.target:
       raise ValueError(f"{folder} was written by {facts['target']!r}, not by {job.target!r}: a head learns from its own "
                        "target")
-  target, _ = specjax.load(job.target)
+  places = training_mesh.places()
+  target, _ = training_mesh.target(job.target)
   if models.encodes(target) and job.head != "eagle3":
     raise ValueError(f"--head={job.head}: of a target with an encoder a head of the kind eagle3 is trained, which has a "
                      "vocabulary matrix of its own")
@@ -103,10 +104,10 @@ def run(job: Job) -> dict:
   if not data.held:
     raise ValueError(f"{', '.join(job.corpora)}: one in {data.held_out} sequences is held out, and these are too few; "
                      "write more")
-  trainer, covered = _trainer(job, target, data, start)
+  trainer, covered = _trainer(job, training_mesh.beginning(target), data, start)
   folder = training_progress.open_folder(job.outdir, _facts(job), data)
-  steps = job.steps or max(round(job.epochs * data.epoch_steps()), 1)
-  schedule = loop.Schedule(steps=steps, learning_rate=job.learning_rate)
+  steps = training_mesh.steps(job.steps, job.epochs, data.epoch_steps())
+  schedule = loop.Schedule(steps=steps, learning_rate=job.learning_rate, accumulate=training_mesh.accumulate())
   evaluate_text, prompts = trainers.held_out(trainer), training_progress.prompts(data, target)
   print(f"{data.training_tokens} tokens, {steps} steps, draft ids hold {covered:.1%} of the tokens", flush=True)
 
@@ -115,7 +116,7 @@ def run(job: Job) -> dict:
     return evaluate_text(params) | training_progress.drafted(target, trainer.proposer(trainer.head(params)), prompts)
 
   params = training_progress.train(folder, trainer, schedule, title=job.head, evaluate_every=job.evaluate_every,
-                                   evaluate=evaluate)
+                                   evaluate=evaluate, places=places)
   head = trainer.head(params)
   if job.head in ("medusa", "hydra") and data.held:
     ids = np.arange(target.config.num_tokens) if head.ids is None else np.asarray(head.ids)
@@ -192,4 +193,4 @@ def _facts(job):
   # Options of other kinds say nothing of the run, which goes on where it was when such a kind is new.
   others = {name for names in HEADS.values() for name in names} - set(HEADS[job.head])
   kept = {key: value for key, value in dataclasses.asdict(job).items() if key not in ("outdir", "evaluate_every", *others)}
-  return kept | {"corpora": [pathlib.Path(name).name for name in job.corpora]}
+  return training_mesh.facts(kept) | {"corpora": [pathlib.Path(name).name for name in job.corpora]}

@@ -8,6 +8,7 @@ import numpy as np
 
 import specjax
 from experiments import workloads
+from experiments.harness import sharded
 from specjax import proposers
 from specjax.models import base as models
 from specjax.training import corpus
@@ -70,7 +71,7 @@ def write(job: Job, folder, *, progress) -> dict:
   """
   requests = _requests(job.prompts) if job.prompts else []
   folder = corpus.open_folder(folder, job.facts())
-  target, tokenizer = specjax.load(job.target)
+  target, tokenizer = sharded.load(job.target)
   if models.encodes(target):
     _check_encoder(job, target)
   sequences, prompts, long = [], [], 0

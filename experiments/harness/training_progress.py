@@ -40,8 +40,9 @@ def open_folder(outdir, facts: dict, data) -> pathlib.Path:
   return folder
 
 
-def train(folder, trainer, schedule: loop.Schedule, *, title: str, evaluate_every: int, evaluate):
-  """Runs the loop of a `trainers.Trainer` and draws its curves now and then; the trained weights."""
+def train(folder, trainer, schedule: loop.Schedule, *, title: str, evaluate_every: int, evaluate, places=None):
+  """Runs the loop of a `trainers.Trainer` and draws its curves now and then; the trained weights. `places` as in
+  `loop.run`."""
   with tqdm.tqdm(total=schedule.steps, desc=f"training {title}", unit="step") as bar:
     def report(row):
       if not bar.n:
@@ -57,7 +58,7 @@ def train(folder, trainer, schedule: loop.Schedule, *, title: str, evaluate_ever
       bar.update()
 
     return loop.run(folder, trainer.params, trainer.loss, trainer.batch, schedule, arguments=trainer.arguments,
-                    prepare=trainer.prepare, evaluate_every=evaluate_every, evaluate=evaluate, report=report)
+                    prepare=trainer.prepare, evaluate_every=evaluate_every, evaluate=evaluate, report=report, places=places)
 
 
 def drafted(target, proposer, prompts, params=None, verifier=point.Point()) -> dict:

@@ -1,79 +1,32 @@
 """From the tensors of a checkpoint to a decoder's fused matrices, whatever the file format.
 
-A format says how its tensors are named and how their rows are read (`TensorSource`). This module knows where
+A format says how its tensors are named and how their rows are read (`fields.TensorSource`). This module knows where
 each one goes, refuses a missing, extra or misshapen tensor by name, and fills each destination a few rows at a time
-straight into the memory that the weights keep: loading needs one copy of the weights and two small blocks of rows.
+straight into the memory that the weights keep: loading needs one copy of the weights, or of those of their shards that
+this process's devices hold, and two small blocks of rows.
 """
 import concurrent.futures
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.checkpoints import fields
 from specjax.checkpoints import parts
+from specjax.checkpoints import shards
 from specjax.checkpoints.errors import CheckpointError
 from specjax.models.config import DecoderConfig
 from specjax.models.weights import DecoderWeights, LayerWeights
 
-# Values converted at a time: half a megabyte in float32 stays in a core's cache, and makes each numpy call long enough
-# that two threads do not wait for the interpreter lock (measured: 64k values lose a third, 1M half).
-_CHUNK_VALUES = 1 << 17
 _THREADS = 2
-# XLA on CPU adopts a numpy buffer without a copy when it starts on this boundary.
-_ALIGNMENT = 64
-
-
-class TensorSource(Protocol):
-  """An open checkpoint. `rows` is called from several threads at once.
-
-  Attributes:
-    path: for messages.
-    shapes: name -> row-major shape of every tensor of the checkpoint.
-  """
-  path: object
-  shapes: Mapping[str, tuple[int, ...]]
-
-  def rows(self, name: str, start: int, stop: int) -> np.ndarray:
-    """Rows start to stop of a tensor: f[stop - start, ...] in any floating dtype; raises CheckpointError."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-  """Where one tensor goes: rows `start` onwards of `field` (of `layer`, a number or another name, or of the model as a
-  whole when None).
-
-  Attributes:
-    shape: as it is stored.
-    interleaved_heads: above 0: the two halves of each head's rotary pairs are stored interleaved.
-    by_head: above 0: query, key and value of a head are stored one behind the other, head after head (GPT-NeoX).
-    transposed: stored [in, out] (GPT-2).
-    added: to every value (Gemma stores the weights of norms less 1).
-    stacked: above 0: the rows of the field are those of so many experts, one expert behind the other.
-    half: 0 or 1: it is that half of the second axis, over all of the first (GGUF: gates of all experts, and ups).
-  """
-  field: str
-  layer: Any
-  start: int
-  shape: tuple[int, ...]
-  interleaved_heads: int = 0
-  by_head: int = 0
-  transposed: bool = False
-  added: float = 0.0
-  stacked: int = 0
-  half: int | None = None
-
-  @property
-  def kept(self) -> tuple[int, ...]:
-    """The shape that it has in its place."""
-    return self.shape[::-1] if self.transposed else self.shape
 
 
 def places(config: DecoderConfig, names: Mapping[str, str], *, interleaved: bool = False, by_head: bool = False,
-           transposed: bool = False, norm_offset: float = 0.0) -> dict[str, Place]:
+           transposed: bool = False, norm_offset: float = 0.0) -> dict[str, fields.Place]:
   """The table of a decoder: tensor name -> place, in the order in which the rows of a destination follow each other.
 
   Args:
@@ -82,8 +35,8 @@ def places(config: DecoderConfig, names: Mapping[str, str], *, interleaved: bool
       "qkv_bias", "gate_up", "experts_gate_up" or "experts_down" says that its parts are stored as one; one for
       "experts_gate" that they are for all experts, gates and ups apart.
     interleaved: query and key rows are stored for even-odd rotary pairs and go to the half layout.
-    by_head, transposed: of fused query, key and value rows, and of the matrices of layers; see `Place`.
-    norm_offset: `Place.added` of norms.
+    by_head, transposed: of fused query, key and value rows, and of the matrices of layers; see `fields.Place`.
+    norm_offset: `fields.Place.added` of norms.
 
   Returns:
     Every tensor that the checkpoint must hold.
@@ -94,7 +47,7 @@ def places(config: DecoderConfig, names: Mapping[str, str], *, interleaved: bool
     for part, field, start, shape in parts.parts(config, names, outside=layer is None, mixed=mixed):
       part, _, expert = part.partition(".")
       heads = {"query": config.heads, "key": config.kv_heads}.get(part.removesuffix("_bias"), 0) if interleaved else 0
-      table[names[part].format(layer, expert)] = Place(
+      table[names[part].format(layer, expert)] = fields.Place(
           field, layer, start, shape[::-1] if transposed and layer is not None else shape, interleaved_heads=heads,
           by_head=config.heads if by_head and field in ("qkv", "qkv_bias") else 0,
           transposed=transposed and layer is not None and len(shape) == 2,
@@ -103,20 +56,8 @@ def places(config: DecoderConfig, names: Mapping[str, str], *, interleaved: bool
   return table
 
 
-def half_layout_rows(heads: int, rows: int) -> np.ndarray:
-  """Destination row of each stored row when rotary pairs are stored interleaved: i64[rows].
-
-  Stored row (head, pair, part) belongs at (head, part, pair): part 0 is a head's first half, part 1 its second.
-  """
-  return np.arange(rows).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
-
-
-def grouped_rows(heads: int, rows: int) -> np.ndarray:
-  """Destination row of each stored row when every head stores its query, key and value together: i64[rows]."""
-  return np.arange(rows).reshape(3, heads, -1).swapaxes(0, 1).reshape(-1)
-
-
-def check(table: Mapping[str, Place], source: TensorSource, *, ignored=frozenset(), hints: Mapping[str, str] = {}):
+def check(table: Mapping[str, fields.Place], source: fields.TensorSource, *, ignored=frozenset(),
+          hints: Mapping[str, str] = {}):
   """Raises CheckpointError naming the first tensor that is missing, extra or misshapen.
 
   Args:
@@ -138,20 +79,20 @@ def check(table: Mapping[str, Place], source: TensorSource, *, ignored=frozenset
       raise CheckpointError(f"{source.path}: extra tensor {name!r} of shape {tuple(source.shapes[name])}: {why}")
 
 
-def check_equal(source: TensorSource, name: str, other: str) -> None:
+def check_equal(source: fields.TensorSource, name: str, other: str) -> None:
   """Raises CheckpointError unless two tensors of one checkpoint are equal, shapes included."""
   shape = tuple(source.shapes[name])
   if shape != tuple(source.shapes[other]):
     raise CheckpointError(f"{source.path}: tensor {name!r} has shape {shape}; it is declared to be {other!r}, which "
                           f"has {tuple(source.shapes[other])}")
-  for start, stop in _chunks(shape):
+  for start, stop in fields.chunks(0, shape[0], math.prod(shape[1:])):
     if not np.array_equal(source.rows(name, start, stop), source.rows(other, start, stop)):
       raise CheckpointError(f"{source.path}: tensor {name!r} differs from {other!r} (rows {start} to {stop}) although "
                             "the configuration ties them: set tie_word_embeddings to false, or drop the tensor")
 
 
-def assemble(config: DecoderConfig, table: Mapping[str, Place], source: TensorSource,
-             dtype=jnp.float32) -> DecoderWeights:
+def assemble(config: DecoderConfig, table: Mapping[str, fields.Place], source: fields.TensorSource,
+             dtype=jnp.float32, place: shards.Placement | shards.ByConfig | None = None) -> DecoderWeights:
   """Reads every tensor of a checked table into its place.
 
   Args:
@@ -159,14 +100,18 @@ def assemble(config: DecoderConfig, table: Mapping[str, Place], source: TensorSo
     table: from `places`; `check` has passed.
     source: the open checkpoint.
     dtype: of the weights kept.
+    place: the sharding of each field; the default device when None. This process reads what its own devices hold, each
+      shard once however many of them share it, and no other bytes (GGUF: whole blocks of a quantised row).
 
   Returns:
-    The weights, on the default device. On CPU they share memory with numpy buffers that nobody else holds.
+    The weights. On CPU they share memory with numpy buffers that nobody else holds.
 
   Raises:
-    CheckpointError: a tensor cannot be read.
+    CheckpointError: a tensor cannot be read, or a field cannot have the sharding that `place` gives it.
   """
-  built = read(table, source, dtype)
+  if hasattr(place, "of"):
+    place = place.of(config)
+  built = read(table, source, dtype, place)
   layers = tuple(
     LayerWeights(**{field.name: built.get((layer, field.name)) for field in dataclasses.fields(LayerWeights)})
     for layer in range(config.layers))
@@ -174,70 +119,33 @@ def assemble(config: DecoderConfig, table: Mapping[str, Place], source: TensorSo
   return DecoderWeights(**(outside | {"layers": layers}))
 
 
-def read(table: Mapping[str, Place], source: TensorSource, dtype) -> dict[tuple[Any, str], jax.Array]:
+def read(table: Mapping[str, fields.Place], source: fields.TensorSource, dtype,
+         place: shards.Placement | None = None) -> dict[tuple[Any, str], jax.Array]:
   """The fields of a checked table by (layer, field); arguments and errors as in `assemble`."""
   # One block of memory for a layer: large enough for the system's huge pages, which halve the cost of touching it.
   blocks = {}
-  for name, place in table.items():
-    key = place.field if place.layer is None else place.layer
-    blocks.setdefault(key, {}).setdefault((place.layer, place.field), []).append((name, place))
+  for name, to in table.items():
+    key = to.field if to.layer is None else to.layer
+    blocks.setdefault(key, {}).setdefault((to.layer, to.field), []).append((name, to))
   with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
     # The largest (the embedding, the head) come first, so that no thread is left alone with one at the end.
     built = {}
-    for block in pool.map(lambda fields: _build_block(fields, source, dtype), blocks.values()):
+    for block in pool.map(lambda block: _build_block(block, source, dtype, place), blocks.values()):
       built.update(block)
   return built
 
 
-def _build_block(fields, source, dtype):
-  """Fills the destinations of one block: {key: [(tensor name, place), ...]} -> {key: array on the device}."""
-  shapes = {}
-  for key, tensors in fields.items():
-    last = tensors[-1][1]
-    shapes[key] = last.start + last.kept[0], *last.kept[1:]
-    if last.half is not None:
-      shapes[key] = last.kept[0], 2 * last.kept[1], *last.kept[2:]
-  buffers = dict(zip(shapes, _aligned_empty(shapes.values(), dtype)))
-  for key, tensors in fields.items():
-    for name, place in tensors:
-      _fill(buffers[key][place.start:place.start + place.kept[0]], source, name, place)
-  for key, tensors in fields.items():
-    if experts := tensors[0][1].stacked:
-      buffers[key] = buffers[key].reshape(experts, -1, buffers[key].shape[1])
-  return {key: jax.device_put(buffer, may_alias=True) for key, buffer in buffers.items()}
-
-
-def _fill(target: np.ndarray, source: TensorSource, name: str, place: Place) -> None:
-  order = None
-  if place.half is not None:
-    target = np.split(target, 2, axis=1)[place.half]
-  if place.interleaved_heads:
-    order = half_layout_rows(place.interleaved_heads, place.shape[0])
-  elif place.by_head:
-    order = grouped_rows(place.by_head, place.shape[0])
-  for start, stop in _chunks(place.shape):
-    rows = source.rows(name, start, stop)
-    if place.added:
-      rows = rows.astype(np.float32) + place.added
-    if place.transposed:
-      target[:, start:stop] = rows.T
-    else:
-      target[slice(start, stop) if order is None else order[start:stop]] = rows
-
-
-def _chunks(shape):
-  step = max(1, _CHUNK_VALUES // math.prod(shape[1:]))
-  return [(start, min(start + step, shape[0])) for start in range(0, shape[0], step)]
-
-
-def _aligned_empty(shapes, dtype) -> list[np.ndarray]:
-  """Uninitialised arrays in one block of memory, each starting on the alignment."""
-  dtype, shapes = np.dtype(dtype), list(shapes)
-  sizes = [-(-math.prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT for shape in shapes]
-  raw = np.empty(sum(sizes) + _ALIGNMENT, np.uint8)
-  at = -raw.ctypes.data % _ALIGNMENT
-  found = []
-  for shape, size in zip(shapes, sizes):
-    found.append(raw[at:at + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape))
-    at += size
-  return found
+def _build_block(tensors, source, dtype, place):
+  """Fills the fields of one block: {key: [(tensor name, its place), ...]} -> {key: array on the device}."""
+  shapes = {key: fields.shape(those) for key, those in tensors.items()}
+  placed = {key: shards.sharding(place, *key, shape) for key, shape in shapes.items()}
+  shardings, orders = ({key: each[i] for key, each in placed.items()} for i in range(2))
+  shapes |= {key: order.shape(shapes[key]) for key, order in orders.items() if order is not None}
+  wanted = [(key, box) for key, shape in shapes.items() for box in shards.boxes(shardings[key], shape)]
+  filled = {key: {} for key in tensors}
+  for (key, box), buffer in zip(wanted, shards.buffers([box for _, box in wanted], dtype)):
+    fields.fill(buffer, box, source, tensors[key], orders[key])
+    filled[key][box] = buffer
+  built = {key: shards.array(shardings[key], shape, filled[key], dtype) for key, shape in shapes.items()}
+  # What is still on its way to an accelerator holds its block in the host's memory.
+  return built if place is None else jax.block_until_ready(built)

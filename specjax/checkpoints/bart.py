@@ -21,8 +21,10 @@ import numpy as np
 
 from specjax.checkpoints import assemble
 from specjax.checkpoints import encoder_decoders
+from specjax.checkpoints import fields
 from specjax.checkpoints import folder_vocabulary
 from specjax.checkpoints import safetensors
+from specjax.checkpoints import shards
 from specjax.checkpoints.errors import CheckpointError
 from specjax.checkpoints.settings import Settings
 from specjax.models.encoder_decoder_config import EncoderDecoderConfig
@@ -51,7 +53,8 @@ def is_family(folder) -> bool:
   return folder_vocabulary.read_json(pathlib.Path(folder) / "config.json").get("model_type") in FAMILIES
 
 
-def read_folder(folder, dtype=jnp.float32) -> tuple[EncoderDecoderConfig, EncoderDecoderWeights]:
+def read_folder(folder, dtype=jnp.float32,
+                place: shards.Placement | None = None) -> tuple[EncoderDecoderConfig, EncoderDecoderWeights]:
   """Reads the configuration and the weights of a folder; arguments, errors and remarks as `safetensors.read_folder`."""
   folder = pathlib.Path(folder)
   path = folder / "config.json"
@@ -63,27 +66,27 @@ def read_folder(folder, dtype=jnp.float32) -> tuple[EncoderDecoderConfig, Encode
   table = _places(config, prefix, embedding)
   optional = {_LOGITS_BIAS}
   if FAMILIES[config.family]["static_position_embeddings"]:
-    optional |= {name for name, place in table.items() if place.field.endswith("positions")}
-  table = {name: place for name, place in table.items() if name in source.shapes or name not in optional}
+    optional |= {name for name, to in table.items() if to.field.endswith("positions")}
+  table = {name: to for name, to in table.items() if name in source.shapes or name not in optional}
   copies = [name for name in (prefix + _SHARED, *(prefix + name for name in _COPIES), *[_HEAD] * config.tied)
             if name in source.shapes and name != embedding]
   assemble.check(table, source, ignored={*copies, *(prefix + name for name in _UNUSED)})
   for name in copies:
     assemble.check_equal(source, name, embedding)
   source.check_types(table)
-  weights = encoder_decoders.weights(config, assemble.read(table, source, dtype))
-  return config, _finished(config, weights, dtype)
+  weights = encoder_decoders.weights(config, assemble.read(table, source, dtype, place))
+  return config, _with_positions(config, weights, dtype, place)
 
 
-def _places(config: EncoderDecoderConfig, prefix: str, embedding: str) -> dict[str, assemble.Place]:
+def _places(config: EncoderDecoderConfig, prefix: str, embedding: str) -> dict[str, fields.Place]:
   """Tensor name -> place; layers are ("encoder", i) and ("decoder", i)."""
   c, parts, table = config, FAMILIES[config.family], {}
-  whole = lambda name, field, *shape: table.update({name: assemble.Place(field, None, 0, shape)})
+  whole = lambda name, field, *shape, **kept: table.update({name: fields.Place(field, None, 0, shape, **kept)})
   whole(embedding, "embedding", c.vocab_size, c.width)
   for stack, own in (("encoder", "encoder_"), ("decoder", "")):
     offset = 0 if parts["static_position_embeddings"] else OFFSET
     rows = c.max_inputs if own else c.max_outputs
-    whole(f"{prefix}{stack}.embed_positions.weight", f"{own}positions", rows + offset, c.width)
+    whole(f"{prefix}{stack}.embed_positions.weight", f"{own}positions", rows + offset, c.width, skipped=offset)
     norms = {"layernorm_embedding": f"{own}embedding_norm"} if parts["normalize_embedding"] else {}
     if parts["add_final_layer_norm"]:
       norms["layer_norm"] = "encoder_norm" if own else "final_norm"
@@ -93,11 +96,11 @@ def _places(config: EncoderDecoderConfig, prefix: str, embedding: str) -> dict[s
   table |= layers(c, prefix)
   if not c.tied:
     whole(_HEAD, "head", c.vocab_size, c.width)
-  whole(_LOGITS_BIAS, "logits_bias", 1, c.vocab_size)
+  whole(_LOGITS_BIAS, "logits_bias", 1, c.vocab_size, squeezed=0)
   return table
 
 
-def layers(config: EncoderDecoderConfig, prefix: str) -> dict[str, assemble.Place]:
+def layers(config: EncoderDecoderConfig, prefix: str) -> dict[str, fields.Place]:
   """Tensor name -> place of all layers of both stacks, each projection and norm with a bias.
 
   Args:
@@ -108,8 +111,8 @@ def layers(config: EncoderDecoderConfig, prefix: str) -> dict[str, assemble.Plac
 
   def put(name, field, start, *shape):
     """A weight and its bias, which lies in the same rows."""
-    table[f"{where}.{name}.weight"] = assemble.Place(field, layer, start, shape)
-    table[f"{where}.{name}.bias"] = assemble.Place(f"{field}_bias", layer, start, shape[:1])
+    table[f"{where}.{name}.weight"] = fields.Place(field, layer, start, shape)
+    table[f"{where}.{name}.bias"] = fields.Place(f"{field}_bias", layer, start, shape[:1])
 
   for stack, count in (("encoder", config.encoder_layers), ("decoder", config.layers)):
     for i in range(count):
@@ -137,14 +140,12 @@ def sinusoids(positions: int, width: int) -> np.ndarray:
   return np.concatenate([np.sin(angle), np.cos(angle[:, :width // 2])], axis=1).astype(np.float32)
 
 
-def _finished(c, weights, dtype):
-  """Positions from the first one on, those that the file left out, and the bias of the logits as a vector."""
-  tables = {}
-  for field, rows in (("encoder_positions", c.max_inputs), ("positions", c.max_outputs)):
-    table = getattr(weights, field)
-    tables[field] = jnp.asarray(sinusoids(rows, c.width), dtype) if table is None else table[-rows:]
-  bias = weights.logits_bias
-  return weights.replace(**tables, logits_bias=None if bias is None else bias[0])
+def _with_positions(c, weights, dtype, place):
+  """With those positions that the file left out."""
+  absent = {field: rows for field, rows in (("encoder_positions", c.max_inputs), ("positions", c.max_outputs))
+            if getattr(weights, field) is None}
+  return weights.replace(**{field: shards.put(place, None, field, sinusoids(rows, c.width).astype(dtype))
+                            for field, rows in absent.items()})
 
 
 def _config(folder, s) -> EncoderDecoderConfig:

@@ -1,7 +1,6 @@
 """Reads a decoder from a GGUF file (llama.cpp's format), of the `gguf_families` there are.
 
-The file is read with `pread`, a few rows at a time, not mapped: pages of a mapping count as the process's memory, and a
-mapping of a file that shrinks kills the process. Blocks are dequantised by the `gguf` package.
+The file is read a few rows at a time, not mapped (see `byte_ranges`). Blocks are dequantised by the `gguf` package.
 """
 import dataclasses
 import os
@@ -10,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.checkpoints import assemble
+from specjax.checkpoints import byte_ranges
 from specjax.checkpoints import gguf_families
+from specjax.checkpoints import shards
 from specjax.checkpoints.errors import CheckpointError
 from specjax.checkpoints.gguf_header import GGUFHeader, read_header
 from specjax.models import rope
@@ -23,7 +24,8 @@ _ROPE_HINT = "it holds one rescaling of rotary angles for short and one for long
 _HINTS = {"rope_factors_long.weight": _ROPE_HINT, "rope_factors_short.weight": _ROPE_HINT}
 
 
-def read_gguf(path, dtype=jnp.float32, *, header: GGUFHeader | None = None) -> tuple[DecoderConfig, DecoderWeights]:
+def read_gguf(path, dtype=jnp.float32, place: shards.Placement | None = None, *,
+              header: GGUFHeader | None = None) -> tuple[DecoderConfig, DecoderWeights]:
   """Reads the configuration and the weights of a GGUF file.
 
   Query and key rows of llama files are put back from the interleaved order that llama.cpp's converter gives them, so
@@ -32,6 +34,7 @@ def read_gguf(path, dtype=jnp.float32, *, header: GGUFHeader | None = None) -> t
   Args:
     path: of the file.
     dtype: of the weights kept; quantised values are exact in float32 and rounded otherwise.
+    place: the sharding of each field (see `assemble.assemble`); all are on the default device when None.
     header: of the same file, when the caller has parsed it already.
 
   Returns:
@@ -48,7 +51,7 @@ def read_gguf(path, dtype=jnp.float32, *, header: GGUFHeader | None = None) -> t
     family = gguf_families.FAMILIES[config.family]
     table = assemble.places(config, family.names, interleaved=family.interleaved)
     assemble.check(table, source, ignored={gguf_families.ROPE_FACTORS}, hints=_HINTS)
-    return _with_factors(config, source), assemble.assemble(config, table, source, dtype)
+    return _with_factors(config, source), assemble.assemble(config, table, source, dtype, place)
 
 
 def _with_factors(config, source):
@@ -64,7 +67,7 @@ def _with_factors(config, source):
 
 
 class GGUFSource:
-  """The tensors of an open GGUF file, dequantised on the way out (`assemble.TensorSource`)."""
+  """The tensors of an open GGUF file, dequantised on the way out (`fields.TensorSource`)."""
 
   def __init__(self, header: GGUFHeader):
     """Checks the type and the extent of every tensor; raises CheckpointError naming the first that is wrong."""
@@ -98,14 +101,14 @@ class GGUFSource:
   def __exit__(self, *_):
     os.close(self._file)
 
-  def rows(self, name: str, start: int, stop: int) -> np.ndarray:
-    """Rows start to stop: f32[stop - start, ...]."""
+  def rows(self, name: str, start: int, stop: int, within: tuple[slice, ...] = ()) -> np.ndarray:
+    """Rows start to stop, or what is `within` them: f32[stop - start, ...]. Of a row, whole blocks are read."""
     tensor = self._header.tensors[name]
     kind, block, block_bytes = self._types[name]
-    row = int(np.prod(tensor.shape[1:], dtype=object))
-    first, count = start * row // block * block_bytes, (stop - start) * row // block * block_bytes
-    raw = os.pread(self._file, count, tensor.offset + first)
-    if len(raw) != count:
-      raise CheckpointError(f"{self.path}: tensor {name!r} could not be read whole: the file is truncated")
+    part = byte_ranges.part(tensor.shape, start, stop, within, block, block_bytes)
+    try:
+      raw = part.read(self._file, tensor.offset)
+    except EOFError as error:
+      raise CheckpointError(f"{self.path}: tensor {name!r} could not be read whole: the file is truncated") from error
     # One long row: the package converts sixteen rows a step, and the longer its steps the less Python it runs.
-    return self._dequantize(np.frombuffer(raw, np.uint8).reshape(1, -1), kind).reshape(stop - start, *tensor.shape[1:])
+    return part.cut(self._dequantize(np.frombuffer(raw, np.uint8).reshape(1, -1), kind))

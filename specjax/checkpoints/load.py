@@ -9,6 +9,7 @@ from specjax.checkpoints import bart
 from specjax.checkpoints import gguf
 from specjax.checkpoints import mamba2
 from specjax.checkpoints import safetensors
+from specjax.checkpoints import shards
 from specjax.checkpoints import t5
 from specjax.checkpoints import whisper
 from specjax.checkpoints.errors import CheckpointError
@@ -29,12 +30,16 @@ Config = DecoderConfig | EncoderDecoderConfig | Mamba2Config
 Weights = DecoderWeights | EncoderDecoderWeights | Mamba2Weights
 
 
-def load(name: str | pathlib.Path, *, dtype=None) -> tuple[Config, Weights, Tokenizer]:
+def load(name: str | pathlib.Path, *, dtype=None,
+         place: shards.Placement | None = None) -> tuple[Config, Weights, Tokenizer]:
   """Finds and reads a model.
 
   Args:
     name: a known name, a .gguf file, a Hugging Face folder or a Hub id (see `registry.resolve`).
     dtype: of the weights kept; None is float32 on CPU, where bfloat16 is eight times slower, and bfloat16 elsewhere.
+    place: `place(layer, field, shape)` is the sharding of a field of the weights (see `shards.Placement`), None for the
+      default device, where all are when `place` is None. With one, this process reads the bytes that its own devices
+      hold and no others, and keeps no more than their shards.
 
   Returns:
     The configuration (`eos_ids` and `num_tokens` from the tokenizer), the weights and the tokenizer.
@@ -49,11 +54,11 @@ def load(name: str | pathlib.Path, *, dtype=None) -> tuple[Config, Weights, Toke
   if path.is_dir():
     tokenizer = Tokenizer.from_folder(path)
     reader = next((other for other in _OTHERS if other.is_family(path)), safetensors)
-    config, weights = reader.read_folder(path, dtype)
+    config, weights = reader.read_folder(path, dtype, place)
   else:
     header = read_header(path)
     tokenizer = Tokenizer.from_gguf(header)
-    config, weights = gguf.read_gguf(path, dtype, header=header)
+    config, weights = gguf.read_gguf(path, dtype, place, header=header)
   known = tokenizer.vocab_size
   # BART's summarizers have no row for the mask that their tokenizer lists behind all others.
   if config.family == "bart" and all(map(tokenizer.is_special, range(config.vocab_size, known))):

@@ -15,8 +15,10 @@ import pathlib
 import jax.numpy as jnp
 
 from specjax.checkpoints import assemble
+from specjax.checkpoints import fields
 from specjax.checkpoints import folder_vocabulary
 from specjax.checkpoints import safetensors
+from specjax.checkpoints import shards
 from specjax.checkpoints.errors import CheckpointError
 from specjax.checkpoints.settings import Settings
 from specjax.models.mamba2_config import Mamba2Config
@@ -38,7 +40,8 @@ def is_family(folder) -> bool:
   return values.get("model_type") == FAMILY or "ssm_cfg" in values
 
 
-def read_folder(folder, dtype=jnp.float32) -> tuple[Mamba2Config, Mamba2Weights]:
+def read_folder(folder, dtype=jnp.float32,
+                place: shards.Placement | None = None) -> tuple[Mamba2Config, Mamba2Weights]:
   """Reads the configuration and the weights of a folder; arguments, errors and remarks as `safetensors.read_folder`.
 
   Steps, decays and skips are float32 whatever `dtype` is.
@@ -53,22 +56,23 @@ def read_folder(folder, dtype=jnp.float32) -> tuple[Mamba2Config, Mamba2Weights]
   if config.tied and _HEAD in source.shapes:
     assemble.check_equal(source, _HEAD, embedding)
   source.check_types(table)
-  of_kind = lambda wide: {name: place for name, place in table.items() if (place.field in _WIDE) == wide}
-  built = assemble.read(of_kind(True), source, jnp.float32) | assemble.read(of_kind(False), source, dtype)
+  of_kind = lambda wide: {name: to for name, to in table.items() if (to.field in _WIDE) == wide}
+  built = (assemble.read(of_kind(True), source, jnp.float32, place) |
+           assemble.read(of_kind(False), source, dtype, place))
   return config, _weights(config, built)
 
 
-def places(config: Mamba2Config, embedding: str = _EMBEDDINGS[0]) -> dict[str, assemble.Place]:
+def places(config: Mamba2Config, embedding: str = _EMBEDDINGS[0]) -> dict[str, fields.Place]:
   """Tensor name -> place."""
   c, table = config, {}
-  whole = lambda name, field, *shape: table.update({name: assemble.Place(field, None, 0, shape)})
+  whole = lambda name, field, *shape: table.update({name: fields.Place(field, None, 0, shape)})
   whole(embedding, "embedding", c.vocab_size, c.width)
   whole("backbone.norm_f.weight", "final_norm", c.width)
   if not c.tied:
     whole(_HEAD, "head", c.vocab_size, c.width)
   for i in range(c.layers):
     for name, field, shape in _layer(c):
-      table[f"backbone.layers.{i}.{name}"] = assemble.Place(field, i, 0, shape)
+      table[f"backbone.layers.{i}.{name}"] = fields.Place(field, i, 0, shape, squeezed=1 if field == "conv" else None)
   return table
 
 
@@ -89,9 +93,9 @@ def _layer(c):
 
 
 def _weights(config, built):
-  fields = lambda kind, layer: {field.name: built.get((layer, field.name)) for field in dataclasses.fields(kind)}
-  layer = lambda i: Mamba2Layer(**(fields(Mamba2Layer, i) | {"conv": built[i, "conv"][:, 0]}))
-  return Mamba2Weights(**(fields(Mamba2Weights, None) | {"layers": tuple(map(layer, range(config.layers)))}))
+  of = lambda kind, layer: {field.name: built.get((layer, field.name)) for field in dataclasses.fields(kind)}
+  layers = tuple(Mamba2Layer(**of(Mamba2Layer, i)) for i in range(config.layers))
+  return Mamba2Weights(**(of(Mamba2Weights, None) | {"layers": layers}))
 
 
 def _config(folder, s) -> Mamba2Config:

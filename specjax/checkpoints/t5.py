@@ -15,8 +15,10 @@ import jax.numpy as jnp
 
 from specjax.checkpoints import assemble
 from specjax.checkpoints import encoder_decoders
+from specjax.checkpoints import fields
 from specjax.checkpoints import folder_vocabulary
 from specjax.checkpoints import safetensors
+from specjax.checkpoints import shards
 from specjax.checkpoints.errors import CheckpointError
 from specjax.checkpoints.settings import Settings
 from specjax.models.encoder_decoder_config import EncoderDecoderConfig
@@ -39,7 +41,8 @@ def is_family(folder) -> bool:
   return folder_vocabulary.read_json(pathlib.Path(folder) / "config.json").get("model_type") in FAMILIES
 
 
-def read_folder(folder, dtype=jnp.float32) -> tuple[EncoderDecoderConfig, EncoderDecoderWeights]:
+def read_folder(folder, dtype=jnp.float32,
+                place: shards.Placement | None = None) -> tuple[EncoderDecoderConfig, EncoderDecoderWeights]:
   """Reads the configuration and the weights of a folder; arguments, errors and remarks as `safetensors.read_folder`."""
   folder = pathlib.Path(folder)
   path = folder / "config.json"
@@ -58,7 +61,7 @@ def read_folder(folder, dtype=jnp.float32) -> tuple[EncoderDecoderConfig, Encode
     if name in source.shapes:
       assemble.check_equal(source, name, _SHARED)
   source.check_types(table)
-  return config, encoder_decoders.weights(config, assemble.read(table, source, dtype))
+  return config, encoder_decoders.weights(config, assemble.read(table, source, dtype, place))
 
 
 def feed_forward_name(config: EncoderDecoderConfig) -> str:
@@ -70,10 +73,10 @@ def feed_forward_name(config: EncoderDecoderConfig) -> str:
                         f"are {', '.join(_FEED_FORWARD)}")
 
 
-def places(config: EncoderDecoderConfig) -> dict[str, assemble.Place]:
+def places(config: EncoderDecoderConfig) -> dict[str, fields.Place]:
   """Tensor name -> place; layers are ("encoder", i) and ("decoder", i)."""
   c, table = config, {}
-  whole = lambda name, field, *shape: table.update({name: assemble.Place(field, None, 0, shape)})
+  whole = lambda name, field, *shape: table.update({name: fields.Place(field, None, 0, shape)})
   whole(_SHARED, "embedding", c.vocab_size, c.width)
   for stack, prefix, layers in (("encoder", "encoder_", c.encoder_layers), ("decoder", "", c.layers)):
     bias = "encoder_bias" if stack == "encoder" else "bias"
@@ -90,7 +93,7 @@ def _layer(c, stack, index):
   q, e, m, table = c.heads * c.head_width, c.width, c.mlp_width, {}
 
   def put(name, field, start, *shape):
-    table[f"{stack}.block.{index}.layer.{name}.weight"] = assemble.Place(field, (stack, index), start, shape)
+    table[f"{stack}.block.{index}.layer.{name}.weight"] = fields.Place(field, (stack, index), start, shape)
 
   put("0.layer_norm", "attention_norm", 0, e)
   for place, name in enumerate("qkv"):

@@ -16,8 +16,10 @@ import jax.numpy as jnp
 from specjax.checkpoints import assemble
 from specjax.checkpoints import bart
 from specjax.checkpoints import encoder_decoders
+from specjax.checkpoints import fields
 from specjax.checkpoints import folder_vocabulary
 from specjax.checkpoints import safetensors
+from specjax.checkpoints import shards
 from specjax.checkpoints.errors import CheckpointError
 from specjax.checkpoints.settings import Settings
 from specjax.models.encoder_decoder_config import EncoderDecoderConfig
@@ -59,7 +61,8 @@ def opening(tokenizer, language: str | None = "en", task: str = "transcribe") ->
   return tuple(ids[0] for ids in found.values())
 
 
-def read_folder(folder, dtype=jnp.float32) -> tuple[EncoderDecoderConfig, EncoderDecoderWeights]:
+def read_folder(folder, dtype=jnp.float32,
+                place: shards.Placement | None = None) -> tuple[EncoderDecoderConfig, EncoderDecoderWeights]:
   """Reads the configuration and the weights of a folder; arguments, errors and remarks as `safetensors.read_folder`."""
   folder = pathlib.Path(folder)
   path = folder / "config.json"
@@ -69,14 +72,13 @@ def read_folder(folder, dtype=jnp.float32) -> tuple[EncoderDecoderConfig, Encode
   if _HEAD in source.shapes:
     assemble.check_equal(source, _HEAD, _EMBEDDING)
   source.check_types(table)
-  weights = encoder_decoders.weights(config, assemble.read(table, source, dtype))
-  return config, _without_key_biases(config, weights)
+  return config, encoder_decoders.weights(config, assemble.read(table, source, dtype, place))
 
 
-def _places(config: EncoderDecoderConfig) -> dict[str, assemble.Place]:
+def _places(config: EncoderDecoderConfig) -> dict[str, fields.Place]:
   """Tensor name -> place; layers are ("encoder", i) and ("decoder", i)."""
   c, table = config, {}
-  whole = lambda name, field, *shape: table.update({_PREFIX + name: assemble.Place(field, None, 0, shape)})
+  whole = lambda name, field, *shape: table.update({_PREFIX + name: fields.Place(field, None, 0, shape)})
   whole("decoder.embed_tokens.weight", "embedding", c.vocab_size, c.width)
   for name, entering in (("conv1", c.mels), ("conv2", c.width)):
     whole(f"encoder.{name}.weight", name, c.width, entering, 3)
@@ -86,15 +88,8 @@ def _places(config: EncoderDecoderConfig) -> dict[str, assemble.Place]:
     whole(f"{stack}.embed_positions.weight", f"{own}positions", rows, c.width)
     whole(f"{stack}.layer_norm.weight", norm, c.width)
     whole(f"{stack}.layer_norm.bias", f"{norm}_bias", c.width)
-  return table | {name: place for name, place in bart.layers(c, _PREFIX).items() if not name.endswith("k_proj.bias")}
-
-
-def _without_key_biases(c, weights):
-  """Zeros where a fused bias has no part in the file."""
-  fused = lambda layer: layer.replace(qkv_bias=layer.qkv_bias.at[c.width:2 * c.width].set(0))
-  return weights.replace(
-      encoder=tuple(map(fused, weights.encoder)), layers=tuple(map(fused, weights.layers)),
-      cross=tuple(cross.replace(key_value_bias=cross.key_value_bias.at[:c.width].set(0)) for cross in weights.cross))
+  # Keys have none, so those of fused biases become zeros.
+  return table | {name: to for name, to in bart.layers(c, _PREFIX).items() if not name.endswith("k_proj.bias")}
 
 
 def _config(folder, s) -> EncoderDecoderConfig:

@@ -112,6 +112,12 @@ class EncodingTarget(Target, Protocol):
     """
 
 
+def known_ids(target) -> int:
+  """Ids 0 .. N - 1 that a text may hold. On a mesh `vocab_size` may be more: logits of what only fills the vocabulary up,
+  so that it divides, are minus infinity."""
+  return getattr(target, "known_ids", target.vocab_size)
+
+
 def encodes(target) -> bool:
   """Whether a target has an encoder, which reads its prompts."""
   return hasattr(target, "encode")

@@ -3,10 +3,18 @@ import jax
 
 
 class Configured:
-  """A mixin for targets that have `config` and `weights`; see `base.Target`."""
+  """A mixin for targets that have `config` and `weights`; see `base.Target`.
+
+  They have a static `layout` as well: how they lie on a mesh of devices, a `parallel.layout.Layout`; None on one device.
+  """
 
   @property
   def vocab_size(self) -> int:
+    return self.config.num_tokens if self.layout is None else self.layout.vocab
+
+  @property
+  def known_ids(self) -> int:
+    """See `base.known_ids`."""
     return self.config.num_tokens
 
   @property
@@ -21,6 +29,12 @@ class Configured:
   def head(self) -> jax.Array:
     """The output head f[V, E], padding rows included: the embedding if it is tied."""
     return self.weights.embedding if self.weights.head is None else self.weights.head
+
+  def of_known_ids(self, logits: jax.Array) -> jax.Array:
+    """Logits f[..., R] of all rows of the head without those of ids that are never emitted: f[..., vocab_size]."""
+    if self.layout is None:
+      return logits[..., :self.config.num_tokens]
+    return self.layout.fit_logits(logits, self.config.num_tokens)
 
   def check_layers(self, layers: tuple[int, ...]) -> None:
     """Raises ValueError for layers that are not to be kept: none, or one that there is not."""

@@ -8,6 +8,7 @@ G = H / K, C head width, M feed-forward width, X experts, k experts of a token.
 """
 import dataclasses
 import functools
+from typing import Any
 
 import chex
 from flax import struct
@@ -20,6 +21,7 @@ from specjax.models import config as config_lib
 from specjax.models import configured
 from specjax.models import layers
 from specjax.models import moe
+from specjax.models import splits as splits_lib
 from specjax.models import weights as weights_lib
 from specjax.models import windows
 
@@ -29,6 +31,7 @@ class Decoder(configured.Configured):
   """A decoder: weights are leaves, the configuration is static. Implements `base.Target`."""
   weights: weights_lib.DecoderWeights
   config: config_lib.DecoderConfig = struct.field(pytree_node=False)
+  layout: Any = struct.field(pytree_node=False, default=None)  # see `configured.Configured`
 
   @property
   def routing(self) -> base.Routing | None:
@@ -63,7 +66,7 @@ class Decoder(configured.Configured):
     chex.assert_equal_shape([tokens, positions])
     earlier = 0 if before is None else before.nodes
     chex.assert_shape(mask, (*tokens.shape, earlier + tokens.shape[1]))
-    c = self.config
+    c, block = self.config, _block if self.layout is None else self.layout.divided(_block)
     columns = lambda rows: rows.reshape(-1, rows.shape[-1]).T
     rows = lambda x: x.T.reshape(*tokens.shape, -1)
     with jax.named_scope("forward"):
@@ -80,7 +83,7 @@ class Decoder(configured.Configured):
         seen[i] = x
         above = None if before is None else (before.keys[i], before.values[i])
         sees = scope(c.window(i), cache.keys[i].shape[3])
-        x, k, v, through = _block(c, self.weights.layers[i], x, *sees, cache.keys[i], cache.values[i], above)
+        x, k, v, through = block(c, self.weights.layers[i], x, *sees, cache.keys[i], cache.values[i], above)
         if experts and through is not None:
           chosen.append(through[0].reshape(*tokens.shape, -1))
         if routers and through is not None:
@@ -97,8 +100,8 @@ class Decoder(configured.Configured):
     """See `base.Target.logits`."""
     with jax.named_scope("head"):
       columns = layers.linear(self.head, hidden.reshape(-1, hidden.shape[-1]).T)
-      logits = columns.T.reshape(*hidden.shape[:-1], -1)[..., :self.config.num_tokens].astype(jnp.float32)
-      logits = layers.soft_cap(logits, self.config.logit_cap)
+      logits = columns.T.reshape(*hidden.shape[:-1], -1).astype(jnp.float32)
+      logits = self.of_known_ids(layers.soft_cap(logits, self.config.logit_cap))
       # Turned from columns once, not once for every reader.
       return jax.lax.optimization_barrier(logits)
 
@@ -134,10 +137,12 @@ def _norm(c: config_lib.DecoderConfig, x, weight, bias=None):
 
 
 # One traced function that every layer calls: tracing and lowering a step costs one layer, not L.
-@functools.partial(jax.jit, static_argnums=0)
-def _block(c: config_lib.DecoderConfig, layer, x, cos, sin, visible, mask, cached_keys, cached_values, before=None):
+@functools.partial(jax.jit, static_argnums=0, static_argnames="splits")
+def _block(c: config_lib.DecoderConfig, layer, x, cos, sin, visible, mask, cached_keys, cached_values, before=None, *,
+           splits: splits_lib.Splits = splits_lib.WHOLE):
   """One layer: x f[E, B * T] -> x, keys f[B, K, C, T], values f[B, K, T, C], and the experts i32[B * T, k] that nodes
-  go through with the router's logits f[X, B * T], None where there are none; `before` are keys and values in flight."""
+  go through with the router's logits f[X, B * T], None where there are none; `before` are keys and values in flight.
+  Where a layer is divided, `c` and the arrays are this device's part, but for `c.moe`."""
   batch, width = mask.shape[:2]
   heads, kv, size = c.heads, c.kv_heads, c.head_width
   with jax.named_scope("attention"):
@@ -158,14 +163,15 @@ def _block(c: config_lib.DecoderConfig, layer, x, cos, sin, visible, mask, cache
       all_keys = jnp.concatenate([before[0].astype(keys.dtype), keys], axis=3)
       all_values = jnp.concatenate([before[1].astype(values.dtype), values], axis=2)
     out = layers.attend(query, cached_keys, cached_values, all_keys, all_values, visible, mask, c.attention_cap)
-    out = layers.linear(layer.attention_out, out.transpose(1, 2, 4, 0, 3).reshape(heads * size, batch * width),
-                        layer.attention_out_bias)
+    out = layers.linear(layer.attention_out, out.transpose(1, 2, 4, 0, 3).reshape(heads * size, batch * width))
+    out = layers.plus(splits_lib.total(out, splits.attention), layer.attention_out_bias)
     attended = x + _norm(c, out, layer.attention_post_norm)
   with jax.named_scope("mlp"):
     out = _norm(c, x if c.parallel else attended, layer.mlp_norm, layer.mlp_norm_bias)
     through = None
     if layer.router is not None:
-      out, *through = moe.mixture(c.moe, layer, out, c.activation)
+      out, chosen, logits = moe.mixture(c.moe, layer, out, c.activation, splits)
+      through = chosen, logits
     else:
       out = layers.linear(layer.gate_up, out, layer.gate_up_bias)
       if c.gated:
@@ -173,6 +179,6 @@ def _block(c: config_lib.DecoderConfig, layer, x, cos, sin, visible, mask, cache
         out = layers.activate(gate, c.activation) * up
       else:
         out = layers.activate(out, c.activation)
-      out = layers.linear(layer.down, out, layer.down_bias)
+      out = layers.plus(splits_lib.total(layers.linear(layer.down, out), splits.mlp), layer.down_bias)
     x = attended + _norm(c, out, layer.mlp_post_norm)
   return x, keys, values, through

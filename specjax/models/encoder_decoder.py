@@ -14,6 +14,7 @@ Letters: B batch rows, T nodes, S slots, P inputs, V vocabulary, E model width, 
 """
 import dataclasses
 import functools
+from typing import Any
 
 import chex
 from flax import struct
@@ -36,6 +37,7 @@ class EncoderDecoder(configured.Configured):
   """Weights are leaves, the configuration is static. Implements `base.EncodingTarget`."""
   weights: weights_lib.EncoderDecoderWeights
   config: config_lib.EncoderDecoderConfig = struct.field(pytree_node=False)
+  layout: Any = struct.field(pytree_node=False, default=None)  # see `configured.Configured`
 
   @property
   def max_inputs(self) -> int:
@@ -157,9 +159,9 @@ class EncoderDecoder(configured.Configured):
       if c.scaled_head:
         columns = columns * jnp.asarray(c.width ** -0.5, columns.dtype)
       logits = layers.linear(self.head, columns, bias).T.reshape(*hidden.shape[:-1], -1)
-      logits = logits[..., :c.num_tokens].astype(jnp.float32)
+      logits = self.of_known_ids(logits.astype(jnp.float32))
       if c.banned_ids:
-        logits = jnp.where(np.isin(np.arange(c.num_tokens), c.banned_ids), -jnp.inf, logits)
+        logits = jnp.where(np.isin(np.arange(self.vocab_size), c.banned_ids), -jnp.inf, logits)
       # Turned from columns once, not once for every reader.
       return jax.lax.optimization_barrier(logits)
 

@@ -24,8 +24,12 @@ def linear(weight: jax.Array, columns: jax.Array, bias: jax.Array | None = None)
   right.
   """
   hold = jax.lax.optimization_barrier if columns.shape[1] > 1 and jax.default_backend() == "cpu" else lambda x: x
-  out = hold(jnp.einsum("oi,in->on", weight, hold(columns)))
-  return out if bias is None else out + bias[:, None]
+  return plus(hold(jnp.einsum("oi,in->on", weight, hold(columns))), bias)
+
+
+def plus(columns: jax.Array, bias: jax.Array | None) -> jax.Array:
+  """f[out, N] plus a `bias` f[out], if there is one."""
+  return columns if bias is None else columns + bias[:, None]
 
 
 def rms_norm(columns: jax.Array, weight: jax.Array, epsilon: float) -> jax.Array:

@@ -14,6 +14,7 @@ C channels of the convolution.
 """
 import dataclasses
 import functools
+from typing import Any
 
 import chex
 from flax import struct
@@ -34,6 +35,7 @@ class Mamba2(configured.Configured):
   """Weights are leaves, the configuration is static. Implements `base.Target`."""
   weights: weights_lib.Mamba2Weights
   config: config_lib.Mamba2Config = struct.field(pytree_node=False)
+  layout: Any = struct.field(pytree_node=False, default=None)  # see `configured.Configured`
 
   @property
   def residual_dtype(self):
@@ -85,7 +87,7 @@ class Mamba2(configured.Configured):
     """See `base.Target.logits`."""
     with jax.named_scope("head"):
       columns = layers.linear(self.head, hidden.reshape(-1, hidden.shape[-1]).T)
-      logits = columns.T.reshape(*hidden.shape[:-1], -1)[..., :self.config.num_tokens].astype(jnp.float32)
+      logits = self.of_known_ids(columns.T.reshape(*hidden.shape[:-1], -1).astype(jnp.float32))
       # Turned from columns once, not once for every reader.
       return jax.lax.optimization_barrier(logits)
 

@@ -19,22 +19,25 @@ import jax.numpy as jnp
 
 from specjax.models import config as config_lib
 from specjax.models import layers
+from specjax.models import splits as splits_lib
 from specjax.models import weights as weights_lib
 
 
-def mixture(moe: config_lib.MoE, layer: weights_lib.LayerWeights, columns: jax.Array,
-            activation: str) -> tuple[jax.Array, jax.Array, jax.Array]:
+def mixture(moe: config_lib.MoE, layer: weights_lib.LayerWeights, columns: jax.Array, activation: str,
+            splits: splits_lib.Splits = splits_lib.WHOLE) -> tuple[jax.Array, jax.Array, jax.Array]:
   """The feed-forward of f[E, N]: f[E, N], the experts i32[N, k] of each token, the weightiest first, and the router's
-  logits f[X, N]."""
+  logits f[X, N]. Where experts are divided among devices, each runs the choices that fall on its own."""
   logits = layers.linear(layer.router, columns)
   share, chosen = route(logits, moe.chosen, moe.renormalised)
   with jax.named_scope("experts"):
     size = block_size(chosen.size, moe.experts) if jax.default_backend() == "cpu" else None
-    out = experts(layer.experts_gate_up, layer.experts_down, columns, chosen, share, activation, size)
+    own = chosen - splits_lib.first(layer.experts_down.shape[0], splits.experts)
+    out = experts(layer.experts_gate_up, layer.experts_down, columns, own, share, activation, size)
+    out = splits_lib.total(out, splits.experts, splits.mlp)
   if layer.shared_gate_up is not None:
     with jax.named_scope("shared_expert"):
       gate, up = jnp.split(layers.linear(layer.shared_gate_up, columns), 2, axis=0)
-      made = layers.linear(layer.shared_down, layers.activate(gate, activation) * up)
+      made = splits_lib.total(layers.linear(layer.shared_down, layers.activate(gate, activation) * up), splits.shared)
       out = out + jax.nn.sigmoid(layers.linear(layer.shared_share, columns)) * made
   return out, chosen, logits
 
@@ -68,24 +71,26 @@ def experts(gate_up: jax.Array, down: jax.Array, columns: jax.Array, chosen: jax
 
   Args:
     gate_up: f[X, 2 * M, E]. down: f[X, E, M].
-    columns: f[E, N]. chosen: i32[N, k], experts. share: f[N, k], their weights.
+    columns: f[E, N]. chosen: i32[N, k], experts; what is outside 0 .. X - 1 adds nothing. share: f[N, k], their weights.
     activation: see `layers.activate`.
     size: C of the loop over blocks; None for `ragged_dot_general`.
 
   Returns:
     f[E, N]. A token's output depends on the others by rounding at most.
   """
-  count, width = chosen.shape
-  flat = chosen.reshape(-1)
+  (count, width), total = chosen.shape, gate_up.shape[0]
+  here = (chosen >= 0) & (chosen < total)
+  flat = jnp.where(here, chosen, total).reshape(-1)
   order = jnp.argsort(flat)  # stable, so an expert's tokens keep their order
-  tokens = jnp.bincount(flat, length=gate_up.shape[0])
+  tokens = jnp.bincount(flat, length=total + 1)[:total]
   rows = columns.T[order // width]
   if size is None:
     out = _ragged(gate_up, down, rows, tokens, activation)
   else:
     out = _blocks(gate_up, down, rows, tokens, activation, size)
   place = jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype))
-  return jnp.einsum("nke,nk->en", out[place].reshape(count, width, -1), share)
+  made = jnp.where(here[..., None], out[place].reshape(count, width, -1), 0)
+  return jnp.einsum("nke,nk->en", made, share)
 
 
 def _ragged(gate_up, down, rows, tokens, activation):

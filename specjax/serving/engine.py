@@ -118,8 +118,8 @@ class Engine:
     """
     models.decoder_only(target, "serving")
     proposer = _with_forced(proposer, config.forced)
-    if tokenizer is not None and tokenizer.vocab_size < target.vocab_size:
-      raise ValueError(f"the target has {target.vocab_size} ids and the tokenizer text for {tokenizer.vocab_size}: "
+    if tokenizer is not None and tokenizer.vocab_size < models.known_ids(target):
+      raise ValueError(f"the target has {models.known_ids(target)} ids and the tokenizer text for {tokenizer.vocab_size}: "
                        "others could be said and not be read; load both with specjax.load, which leaves such ids out")
     longest = target.max_context if config.max_tokens is None else config.max_tokens
     if not 2 <= longest <= target.max_context:

@@ -28,6 +28,8 @@ class Schedule:
   With `relative` a step is multiplied by the root mean square of the row of the weight that it changes, as Adafactor's
   are (arXiv 1804.04235, section 8; there by that of the whole matrix): for T5, whose first weights differ by a factor
   of hundreds in size, so that no step of one size fits all. Rows, since one matrix holds queries, keys and values here.
+
+  A step takes the mean of the gradients of `accumulate` batches, each of the same weight.
   """
   steps: int
   learning_rate: float = 1e-3
@@ -36,6 +38,7 @@ class Schedule:
   clip: float = 0.5
   b2: float = 0.95
   relative: bool = False
+  accumulate: int = 1
 
   def optimizer(self) -> optax.GradientTransformation:
     warmup = min(self.warmup, max(self.steps // 10, 1))
@@ -50,7 +53,7 @@ class Schedule:
 
 def run(folder, params: Any, loss: Callable, batch: Callable, schedule: Schedule, *, arguments: tuple = (),
         prepare: Callable | None = None, save_every: int = 100, evaluate_every: int = 0,
-        evaluate: Callable | None = None, report: Callable | None = None) -> Any:
+        evaluate: Callable | None = None, report: Callable | None = None, places: Any = None) -> Any:
   """Trains, from the last checkpoint of `folder` if it has one.
 
   Args:
@@ -62,6 +65,8 @@ def run(folder, params: Any, loss: Callable, batch: Callable, schedule: Schedule
       themselves make. What it draws must follow from the step.
     evaluate: (step, params) -> dictionary of numbers, every `evaluate_every` steps and at the end.
     report: called with each row of metrics.
+    places: a `parallel.training_places.Places`: weights and batches lie on its mesh. A run may go on on another mesh
+      than the one that it began on.
 
   Returns:
     The trained weights.
@@ -69,7 +74,12 @@ def run(folder, params: Any, loss: Callable, batch: Callable, schedule: Schedule
   folder = pathlib.Path(folder).resolve()
   folder.mkdir(parents=True, exist_ok=True)
   optimizer = schedule.optimizer()
-  state = _state(params, optimizer.init(params), 0)
+  if places is not None:
+    params, arguments = places.put(params), places.put(arguments)
+    moments = optimizer.init(params)
+    state = _state(params, jax.device_put(moments, places.weights(moments)), 0)
+  else:
+    state = _state(params, optimizer.init(params), 0)
   manager = orbax.CheckpointManager(folder / "checkpoints", options=orbax.CheckpointManagerOptions(
       max_to_keep=2, enable_async_checkpointing=False))
   if manager.latest_step() is not None:
@@ -77,18 +87,39 @@ def run(folder, params: Any, loss: Callable, batch: Callable, schedule: Schedule
     state = manager.restore(manager.latest_step(), args=orbax.args.StandardRestore(abstract))
   metrics = _Metrics(folder / "metrics.jsonl", int(state["step"]))
 
-  @jax.jit
-  def update(params, moments, arguments, batch):
-    (value, found), gradient = jax.value_and_grad(lambda p: loss(p, *arguments, batch), has_aux=True)(params)
+  def slope(params, arguments, batch):
+    return jax.value_and_grad(lambda p: loss(p, *arguments, batch), has_aux=True)(params)
+
+  def apply(params, moments, found, gradient):
+    value, more = found
     changes, moments = optimizer.update(gradient, moments, params)
     return optax.apply_updates(params, changes), moments, {
-        "loss": value, "gradient_norm": optax.tree.norm(gradient), **found}
+        "loss": value, "gradient_norm": optax.tree.norm(gradient), **more}
 
   params, moments = state["params"], state["optimizer"]
+  stay = {} if places is None else {"out_shardings": (places.weights(params), places.weights(moments), None)}
+  one_slope, apply_all = jax.jit(slope), jax.jit(apply, **stay)
+  update = jax.jit(lambda params, moments, arguments, batch: apply(params, moments, *slope(params, arguments, batch)),
+                   **stay)
+
+  def batch_of(index):
+    given = batch(index) if prepare is None else prepare(index, params, batch(index))
+    return given if places is None else places.batch(given)
+
+  def slopes(step):
+    """The mean over the batches of a step: losses, metrics and gradients."""
+    total = None
+    for index in range(step * schedule.accumulate, (step + 1) * schedule.accumulate):
+      found = one_slope(params, arguments, batch_of(index))
+      total = found if total is None else jax.tree.map(jnp.add, total, found)
+    return jax.tree.map(lambda x: x / schedule.accumulate, total)
+
   for step in range(int(state["step"]), schedule.steps):
     begin = time.perf_counter()
-    given = batch(step) if prepare is None else prepare(step, params, batch(step))
-    params, moments, found = update(params, moments, arguments, given)
+    if schedule.accumulate > 1:
+      params, moments, found = apply_all(params, moments, *slopes(step))
+    else:
+      params, moments, found = update(params, moments, arguments, batch_of(step))
     row = {"step": step, **{name: float(x) for name, x in jax.device_get(found).items()},
            "seconds": time.perf_counter() - begin}
     broken = [name for name in ("loss", "gradient_norm") if not np.isfinite(row[name])]

@@ -179,7 +179,7 @@ def train_joint(target, heads: Any, data: texts.Texts, ids: np.ndarray, recipe: 
   return Trainer(params=medusa2.Joint(target=jax.tree.map(lambda x: jnp.array(x, jnp.float32), target),
                                       heads=_trainable(heads)),
                  loss=loss, measure=loss, arguments=(target, jnp.asarray(ids)),
-                 batch=lambda step: medusa2.weighted(data.batch(step, seed), schedule, recipe, step),
+                 batch=lambda step: medusa2.weighted(data.batch(step, seed), schedule, recipe, step // schedule.accumulate),
                  evaluation=lambda: [medusa2.weighted(batch, schedule, recipe, schedule.steps)
                                      for batch in data.evaluation()],
                  head=made_of,

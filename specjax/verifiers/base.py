@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from specjax import keys
 from specjax import sampling
 from specjax import tree as tree_lib
+from specjax import vocabulary
 
 
 @struct.dataclass
@@ -117,7 +118,7 @@ class ByLaw:
       weights = self.next_at(p, tree, rest, node)
       # A residual without mass is reached by rounding only. p is computed again at its node: kept, it would be one more
       # array [B, T, V] beside the residuals.
-      here = jnp.take_along_axis(logits, node[:, None, None], axis=1)
+      here = at_node(logits, node)[:, None]
       otherwise = sampling.law(here, params, mode)[:, 0].astype(weights.dtype)
       token = sampling.invert(jnp.where(weights.sum(-1, keepdims=True) > 0, weights, otherwise), uniforms.residual)
       if self.lossless:
@@ -145,7 +146,7 @@ def normalise(weights: jax.Array, otherwise: jax.Array) -> jax.Array:
 
 def at_node(x: jax.Array, node: jax.Array) -> jax.Array:
   """`x` f[B, T, V] at one node a row, i32[B]: f[B, V]."""
-  return jnp.take_along_axis(x, node[:, None, None], axis=1)[:, 0]
+  return vocabulary.at_node(x, node)
 
 
 def of_child(x: jax.Array) -> jax.Array:
@@ -173,7 +174,7 @@ def ratio(p: jax.Array, q: jax.Array) -> jax.Array:
 
 def at_parent(p: jax.Array, tree: tree_lib.TokenTree) -> jax.Array:
   """f[B, T]: the target's probability of each node's token at its parent."""
-  return p[jnp.arange(p.shape[0])[:, None], tree.parents, tree.tokens]
+  return vocabulary.pick_at(p, tree.parents, tree.tokens)
 
 
 def child_law(tree: tree_lib.TokenTree, node: jax.Array, vocabulary: int, dtype) -> jax.Array:

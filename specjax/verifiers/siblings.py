@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import tree as tree_lib
+from specjax import vocabulary as vocabulary_lib
 from specjax.verifiers import base
 
 
@@ -39,9 +40,7 @@ def law_of(tree: tree_lib.TokenTree, node: jax.Array, earlier: jax.Array, vocabu
   sampled = base.is_sampled(tree)
   law = tree.q.row(pick(tree.parents), vocabulary).astype(dtype)
   if not tree.replacement:
-    rows = jnp.arange(law.shape[0])[:, None]
-    taken = jnp.where(pick(earlier) & sampled, tree.tokens, vocabulary)
-    law = law.at[rows, taken].set(0, mode="drop")
+    law = vocabulary_lib.without(law, jnp.where(pick(earlier) & sampled, tree.tokens, vocabulary))
     mass = law.sum(-1, keepdims=True)
     law = law / jnp.where(mass > 0, mass, 1)
   return jnp.where(pick(sampled)[:, None], law, point)
@@ -55,9 +54,8 @@ def points(tree: tree_lib.TokenTree, earlier: jax.Array, of: jax.Array) -> jax.A
 
 def without_children(weights: jax.Array, tree: tree_lib.TokenTree, children: jax.Array, node: jax.Array) -> jax.Array:
   """`weights` f[B, V] at one node a row, i32[B], with the tokens of its `children` bool[B, T] taken out."""
-  rows = jnp.arange(weights.shape[0])[:, None]
   taken = jnp.where(children & (tree.parents == node[:, None]), tree.tokens, weights.shape[-1])
-  return weights.at[rows, taken].set(0, mode="drop")
+  return vocabulary_lib.without(weights, taken)
 
 
 def stop_at(edge: jax.Array, tree: tree_lib.TokenTree, depth: int) -> jax.Array:

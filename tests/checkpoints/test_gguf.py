@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import checkpoint_files as files
-from specjax.checkpoints import CheckpointError, assemble, read_gguf
+from specjax.checkpoints import CheckpointError, fields, read_gguf
 from specjax.checkpoints.gguf import GGUFSource
 from specjax.checkpoints.gguf_families import read_config
 from specjax.checkpoints.gguf_header import read_header
@@ -32,7 +32,7 @@ def test_storage_type_round_trip(tmp_path, family, kind):
 
 @pytest.mark.parametrize("kind", K_TYPES)
 def test_k_type_equals_whole_tensor_dequantised(tmp_path, kind, monkeypatch):
-  monkeypatch.setattr(assemble, "_CHUNK_VALUES", 3 * 256)  # several pieces a tensor, and one that is not whole
+  monkeypatch.setattr(fields, "_CHUNK_VALUES", 3 * 256)  # several pieces a tensor, and one that is not whole
   model = files.Model("qwen2")
   number = gguf.GGMLQuantizationType[kind]
   draw = np.random.default_rng(1)
@@ -51,7 +51,7 @@ def test_k_type_equals_whole_tensor_dequantised(tmp_path, kind, monkeypatch):
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_both_formats_give_identical_trees(tmp_path, monkeypatch, family, chunk):
   from specjax.checkpoints import read_folder
-  monkeypatch.setattr(assemble, "_CHUNK_VALUES", chunk)
+  monkeypatch.setattr(fields, "_CHUNK_VALUES", chunk)
   model = files.Model(family, tied=family == "qwen2", width=64, heads=3, kv_heads=1, head_width=16, mlp_width=96)
   from_gguf = read_gguf(files.write_gguf(tmp_path / "m.gguf", model))
   from_folder = read_folder(files.write_folder(tmp_path / "hf", model))
@@ -61,9 +61,8 @@ def test_both_formats_give_identical_trees(tmp_path, monkeypatch, family, chunk)
 
 
 def test_rotary_rows_are_put_back():
-  # One head of width 6: stored pairs (0, 3), (1, 4), (2, 5) side by side; a second head alike.
-  stored_to_half = assemble.half_layout_rows(2, 12)
-  assert stored_to_half.tolist() == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
+  # One head of width 6: pairs (0, 3), (1, 4), (2, 5) are stored side by side; a second head alike.
+  assert fields.interleaved_rows(2, 12).tolist() == [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
 
 
 def test_bfloat16_is_kept_and_rounded_once(tmp_path):
@@ -274,7 +273,7 @@ def test_on_cpu_the_weights_are_the_buffers_that_were_filled(tmp_path, monkeypat
     array = put(buffer, **options)
     seen.append((array.unsafe_buffer_pointer(), buffer.ctypes.data))
     return array
-  monkeypatch.setattr(assemble.jax, "device_put", device_put)
+  monkeypatch.setattr(jax, "device_put", device_put)
   read_gguf(files.write_gguf(tmp_path / "m.gguf", files.Model("qwen2", width=40, head_width=6, mlp_width=33)))
   assert len(seen) == 2 + 7 * 2
   if jax.default_backend() == "cpu":

@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import checkpoint_files as files
 from specjax.checkpoints import CheckpointError, read_folder
+from specjax.checkpoints.safetensors import FolderSource
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
 
@@ -176,6 +178,32 @@ def test_damaged_files_are_named(tmp_path):
   (folder / "config.json").unlink()
   with pytest.raises(CheckpointError, match="config.json: is not there"):
     read_folder(folder)
+
+
+def test_a_file_that_changes_while_it_is_read_is_named(tmp_path):
+  folder = files.write_folder(tmp_path, files.Model())
+  source, weights = FolderSource(folder), folder / "model.safetensors"
+  weights.write_bytes(weights.read_bytes()[:-10000])
+  with pytest.raises(CheckpointError, match="model.safetensors: tensor '.*' could not be read whole"):
+    [source.rows(name, 0, shape[0]) for name, shape in source.shapes.items()]
+  weights.unlink()
+  with pytest.raises(CheckpointError, match="model.safetensors: tensor 'model.norm.weight' could not be read whole"):
+    source.rows("model.norm.weight", 0, 1)
+
+
+def test_every_type_of_numpy_is_read_as_it_is_stored(tmp_path):
+  draw = np.random.default_rng(0).integers(0, 100, (4, 3))
+  types = [np.float64, np.float32, np.float16, ml_dtypes.bfloat16, np.bool_, *(
+      np.dtype(f"{sign}{size}") for sign in "iu" for size in (1, 2, 4, 8))]
+  tensors = {np.dtype(kind).name: (draw % 2 if kind == np.bool_ else draw).astype(kind) for kind in types}
+  save_file(tensors | {"small": draw.astype(ml_dtypes.float8_e4m3fn)}, tmp_path / "model.safetensors")
+  source = FolderSource(tmp_path)
+  for name, value in tensors.items():
+    found = source.rows(name, 1, 3)
+    assert found.dtype == value.dtype
+    np.testing.assert_array_equal(found, value[1:3])
+  with pytest.raises(CheckpointError, match="tensor 'small' has type F8_E4M3, which is not read"):
+    source.rows("small", 0, 4)
 
 
 def test_absent_shard_and_foreign_path_are_named(tmp_path):

@@ -10,6 +10,8 @@ import pytest
 from safetensors import numpy as safetensors_numpy
 
 from experiments.harness import cli
+from experiments.harness import distributed
+import many_processes
 import programs
 import specjax
 from specjax import checkpoints
@@ -35,6 +37,7 @@ class Captured:
         "target": target, "methods": {name: repr(self.name(p)) for name, p in built.items()}, "flags": ours,
         "requests": [[r.id, r.category, r.language, r.source] for r in requests],
         "verifier": repr(verifier), "all_params": repr(params),
+        "joined": jax.distributed.is_initialized(),
         "max_new_tokens": settings.MAX_NEW_TOKENS.value, "key": jax.random.key_data(settings.random_key()).tolist(),
         "params": [params.temperature, params.top_k, params.top_p, params.min_p]}))
     sys.exit(0)
@@ -125,6 +128,12 @@ FLAGS = {
     "overwrite": ("true", lambda got: got["overwrite"] is True),
     "resume": ("true", lambda got: got["resume"] is True),
     "costs": ("false", None),  # see test_benchmark
+    "coordinator": (f"127.0.0.1:{many_processes.free_port()}", lambda got: got["joined"]),
+    "num_processes": ("1", lambda got: got["joined"]),
+    "process_id": ("0", lambda got: got["joined"]),
+    "coordinator_timeout": ("99", lambda got: got["joined"]),  # what they do: see test_distributed
+    "heartbeat_timeout": ("99", lambda got: got["joined"]),
+    "distributed": ("on", lambda got: got["joined"]),
 }
 # Flags that mean something beside another only; plain alone goes with every verifier.
 WITH = {"typical_epsilon": ["--verifier=lossy_typical"], "typical_alpha": ["--verifier=lossy_typical"],
@@ -152,8 +161,12 @@ WITH |= {"verify_costs": ["--methods=auto_lookup"],
 WITH |= {"online": ["--methods=online", "--medusa_head={dir}/medusa"],
          **{f"online_{name}": ["--methods=online", "--eagle3_head={dir}/eagle3"]
             for name in ("requests", "steps", "rate")}}
+WITH |= {name: [f"--coordinator=127.0.0.1:{many_processes.free_port()}", "--num_processes=1", "--process_id=0"]
+         for name in distributed.NAMES}
+for name in ("coordinator", "num_processes", "process_id"):
+  WITH[name] = [arg for arg in WITH[name] if not arg.startswith(f"--{name}=")]
 SELECTS = {"pair": {"target", "draft"}}  # a flag that stands for others
-NOT_SETTINGS = {"outdir", "overwrite", "resume", "costs"}
+NOT_SETTINGS = {"outdir", "overwrite", "resume", "costs", *distributed.NAMES}
 
 # What the message must name, beside "error:". Each is a benchmark on the tiny target unless it says otherwise.
 BAD = {

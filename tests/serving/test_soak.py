@@ -53,7 +53,7 @@ class Moody:
 
 def plans(count, seed):
   """Requests of every kind, a few more than are served at once. So that few programs are compiled, the first ones fill
-  the batch in one turn, and each asks for a penalty."""
+  the batch in one turn, and each asks for a penalty and for log-probabilities."""
   rng, turn, made = np.random.default_rng(seed), 0.0, []
   for place in range(count):
     first = place < CONFIG.rows
@@ -68,16 +68,14 @@ def random_row(rng, longest):
   one, is somewhere in its own text."""
   prompt = [*(BEGINNINGS[rng.integers(3)] if rng.random() < 0.4 else []), *rng.integers(0, 128, rng.integers(1, 90))]
   asked = dict(new=int(rng.integers(1, 41)), temperature=float(rng.choice([0.0, 0.0, 0.9])),
-               seed=int(rng.integers(50)), top_p=float(rng.choice([1.0, 0.8])), presence_penalty=0.1,
-               speculate=bool(rng.random() < 0.9),
+               seed=int(rng.integers(50)), min_p=float(rng.choice([0.0, 0.1])), presence_penalty=0.1,
+               speculate=bool(rng.random() < 0.9), logprobs=int(rng.integers(0, 4)),
                deadline=float(rng.integers(1, 60)) if rng.random() < 0.15 else None)
   kind = rng.random()
   if kind < 0.15:
     asked |= dict(grammar=GRAMMARS[rng.integers(3)])
   elif kind < 0.35:
     asked |= PICKY | dict(new=asked["new"] + 4)
-  if rng.random() < 0.2:
-    asked |= dict(logprobs=int(rng.integers(0, 4)))
   row = reports.row(*map(int, prompt[:longest]), **asked)
   return row if 0.15 < kind < 0.35 else with_a_stop(row, rng)
 
@@ -156,11 +154,16 @@ class Soak:
       plan, _ = self._live.pop(update.id)
       self.ended.append((plan, update.outcome))
       self.seen[update.outcome.finish_reason] += 1
+      if update.outcome.finish_reason == requests.DEADLINE:
+        self.seen["late with tokens" if update.outcome.token_ids else "late without"] += 1
       check(plan, update.outcome, self._updates.pop(update.id))
 
   def _check_turn(self):
     engine, snapshot = self.engine, self.engine.stats.snapshot()
     assert set(self._places()) == set(self._live), "one is lost, or stays"
+    for plan, since in self._live.values():
+      times = [time for time in (plan.cancel, plan.row.request.deadline) if time is not None]
+      assert all(self.turn - since < time for time in times), "one outstays its time"
     assert {number for number, job in self._jobs.items() if job() is not None} == set(self._live), "one is kept alive"
     assert engine.waiting <= CONFIG.waiting and engine.running <= CONFIG.rows
     admitted = [*engine._reading.values(), *engine._batch.jobs]
@@ -206,8 +209,8 @@ def test_none_is_lost_mixed_up_or_kept(count):
   made, arrays = plans(count, seed=0), len(jax.live_arrays())
   soak = Soak(made, seed=0).run()
   assert sorted(id(plan) for plan, _ in soak.ended) == sorted(map(id, made)), "each ends once"
-  wanted = {"stop", "length", "cancelled", "deadline", "refused", *(f"cancelled while {where}" for where in (
-      "waiting", "read", "running"))}
+  wanted = {"stop", "length", "refused", "cancelled while waiting", "cancelled while read", "cancelled while running",
+            "late with tokens", "late without"}
   assert wanted <= set(soak.seen), soak.seen
   counts = soak.engine.stats.counts()
   assert counts.cached_tokens > 0 and counts.forced_tokens > 0 and counts.accepted_tokens > count

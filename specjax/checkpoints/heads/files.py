@@ -19,7 +19,7 @@ _TORCH = ("pytorch_model.bin",)
 
 
 class _Arrays:
-  """Tensors that are in memory (`assemble.TensorSource`)."""
+  """Tensors that are in memory (`fields.TensorSource`)."""
 
   def __init__(self, path, arrays):
     self.path, self._arrays = path, arrays
@@ -30,7 +30,7 @@ class _Arrays:
 
 
 def open_head(path) -> tuple[Settings, object]:
-  """The configuration of a head and the source of its tensors (`assemble.TensorSource`).
+  """The configuration of a head and the source of its tensors (`fields.TensorSource`).
 
   Args:
     path: a folder with config.json and one of medusa_lm_head.safetensors, medusa_lm_head.pt, the same of hydra,

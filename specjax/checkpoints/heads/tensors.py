@@ -18,7 +18,7 @@ _FLOATS = tuple(map(np.dtype, (np.float32, np.float16, ml_dtypes.bfloat16)))
 
 
 class Tensors:
-  """An open checkpoint (`assemble.TensorSource`) of which tensors are taken, until none is left."""
+  """An open checkpoint (`fields.TensorSource`) of which tensors are taken, until none is left."""
 
   def __init__(self, source, dtype):
     """`dtype` is that of the weights kept."""
