@@ -7,6 +7,8 @@ import subprocess
 
 import jax
 
+from specjax.parallel import processes
+
 _PACKAGES = ("jax", "jaxlib", "flax", "numpy", "chex", "optax", "orbax-checkpoint", "gguf", "safetensors", "tokenizers",
              "torch", "transformers")
 
@@ -19,6 +21,7 @@ def describe() -> dict:
       "packages": {name: _version(name) for name in _PACKAGES if _version(name)},
       "backend": jax.default_backend(),
       "devices": [device.device_kind for device in jax.devices()],
+      "processes": processes.count(),
       "cpu_model": _cpu_model(),
       "cpu_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
       "xla_flags": os.environ.get("XLA_FLAGS", ""),

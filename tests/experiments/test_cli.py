@@ -24,11 +24,11 @@ CAPTURE = """
 import json
 import jax
 import specjax
-from experiments.harness import job, methods, settings
+from experiments.harness import job, methods, settings, sharded
 class Captured:
   def __init__(self, target, names, requests, *, verifier, **given):
     params = settings.sampling_params()
-    tiny, tokenizer = specjax.load("TINY")
+    tiny, tokenizer = sharded.load("TINY")
     built = methods.build_all(names, methods.Given(tiny, tokenizer, "tiny"))
     self.name = lambda p: jax.tree.map(lambda x: jax.numpy.shape(x) or float(x), p)
     defined = sys.modules["absl.flags"].FLAGS.flags_by_module_dict().items()
@@ -134,6 +134,10 @@ FLAGS = {
     "coordinator_timeout": ("99", lambda got: got["joined"]),  # what they do: see test_distributed
     "heartbeat_timeout": ("99", lambda got: got["joined"]),
     "distributed": ("on", lambda got: got["joined"]),
+    # What they do: see test_sharded_programs.
+    "mesh": ("data:1,model:1", None),
+    "draft_sharding": ("divided", None),
+    "must_divide": ("mlp", None),
 }
 # Flags that mean something beside another only; plain alone goes with every verifier.
 WITH = {"typical_epsilon": ["--verifier=lossy_typical"], "typical_alpha": ["--verifier=lossy_typical"],
@@ -163,6 +167,7 @@ WITH |= {"online": ["--methods=online", "--medusa_head={dir}/medusa"],
             for name in ("requests", "steps", "rate")}}
 WITH |= {name: [f"--coordinator=127.0.0.1:{many_processes.free_port()}", "--num_processes=1", "--process_id=0"]
          for name in distributed.NAMES}
+WITH |= {name: ["--mesh=data:1"] for name in ("draft_sharding", "must_divide")}
 for name in ("coordinator", "num_processes", "process_id"):
   WITH[name] = [arg for arg in WITH[name] if not arg.startswith(f"--{name}=")]
 SELECTS = {"pair": {"target", "draft"}}  # a flag that stands for others

@@ -19,6 +19,8 @@ from specjax.parallel import layout as layout_lib
 from specjax.parallel import mesh as mesh_lib
 from specjax.parallel import placing
 from specjax.parallel import rules as rules_lib
+from specjax.serving import engine as engine_lib
+from specjax.serving import requests
 from specjax.testing import tiny
 from specjax.training import fresh
 import many_devices
@@ -201,3 +203,19 @@ def test_no_logits_travel(params):
       assert math.prod(shape) < batch // data * nodes * vocab // model, one
   layers = [one for one in found if "forward/shard_map" in one.name]
   assert sorted(one.size for one in layers) == [2 * 32 * 4] * 2 + [8 * 32 * 4] * 2, "two sums of a layer at each width"
+
+
+@many_devices.on(8)
+def test_an_engine_serves_the_same_text():
+  """Rows come and go over a target that is divided as over one device."""
+  def served(target):
+    engine = engine_lib.Engine(target, NGRAM, config=engine_lib.Config(rows=4, max_tokens=64, step_tokens=32))
+    numbers, outputs = {}, {}
+    for place, prompt in enumerate(PROMPTS[:6]):
+      params = specjax.SamplingParams(temperature=0.8 * (place % 2), seed=place)
+      numbers[engine.submit(requests.Request(prompt=prompt, params=params, max_new_tokens=10))] = place
+    while engine.busy:
+      outputs |= {numbers[update.id]: update.outcome.token_ids for update in engine.step() if update.outcome}
+    return [outputs[place] for place in range(6)]
+
+  assert served(placing.shard(decoder(), mesh_lib.make("data:2,model:4"))) == served(decoder())
