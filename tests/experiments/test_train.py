@@ -95,6 +95,9 @@ def ended(root, tmp_path_factory):
       "write nothing": ("write_training_data", [TARGET, "--corpus=x"], ""),
       "write sampled": (*write("prompts.jsonl", "refused", "--temperature=1"), ""),
       **{kind: (*train(kind, kind), "") for kind in KINDS},
+      "mesh": (*train("eagle3", "mesh", "--mesh=data:2,fsdp:2,model:2"),
+               "import jax; jax.config.update('jax_num_cpu_devices', 8)"),
+      "mesh unread": (*train("eagle3", "refused", "--mesh=data:1", "--draft_sharding=divided"), ""),
       "again": (*train("medusa", "medusa"), f"import os; os.remove({str(root / 'medusa' / 'curves.png')!r})"),
       "draft": ("train", [], DRAFT.format(tiny=programs.TINY, root=str(root), prompt=[5, 1, 9, 9, 30, 2, 17])),
       "changed": (*train("medusa", "medusa", "--learning_rate=0.1"), ""),
@@ -115,6 +118,14 @@ def ended(root, tmp_path_factory):
   imports = ["experiments.harness.training", "experiments.harness.training_data"]
   found = programs.run_all(list(cases.values()), env=programs.environment(tmp_path_factory), imports=imports)
   return dict(zip(cases, found, strict=True))
+
+
+def test_a_head_that_is_trained_on_a_mesh_has_the_losses_of_one_device(root, ended):
+  """Features by a target that is divided, the head and its optimizer over all three axes."""
+  assert ended["mesh"].code == ended["eagle3"].code == 0, ended["mesh"].err
+  losses = lambda name: [row["loss"] for row in loop.read_metrics(root / name)]
+  np.testing.assert_allclose(losses("mesh"), losses("eagle3"), rtol=1e-4)
+  assert ended["mesh unread"].code == 2 and "no draft model is loaded here" in ended["mesh unread"].message
 
 
 def test_the_target_writes_its_own_prompts(root, ended):
