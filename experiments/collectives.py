@@ -17,6 +17,7 @@ from experiments.harness import environment
 from experiments.harness import run_folder
 from experiments.harness import sharded
 from specjax.models import config as config_lib
+from specjax.parallel import mesh as mesh_lib
 from specjax.parallel import placing
 from specjax.training import fresh
 
@@ -37,6 +38,8 @@ _OUTDIR = flags.DEFINE_string("outdir", None, "Folder for collectives.json; none
 def main():
   if not sharded.MESH.value:
     raise ValueError("--mesh is missing: on one device nothing is sent; give axes and sizes, as in data:2,model:4")
+  if "fsdp" in mesh_lib.parse(sharded.MESH.value):
+    raise ValueError(f"--mesh={sharded.MESH.value}: a step of decoding has the axes data, model and expert")
   run_folder.check_outdir(_OUTDIR.value or ".")
   mesh = sharded.mesh()
   moe = None

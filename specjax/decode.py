@@ -130,9 +130,7 @@ def widths_for(max_nodes: int) -> tuple[int, ...]:
 
 def draft(target, proposer, state: DecodeState) -> tuple[tree_lib.TokenTree, proposers.State]:
   """The first half of a step: a tree of `proposer.max_nodes` nodes a row, and the proposer's new state."""
-  # A drafter with a vocabulary matrix of its own has a layout of its own, and others read the target's.
-  own = getattr(getattr(proposer, "model", target), "layout", None)
-  with jax.named_scope("draft"), vocabulary.divided(own):
+  with jax.named_scope("draft"), vocabulary.divided(layout_of(target, proposer)):
     tree, proposer_state = proposer.propose(target, state.cache, state.proposer, state.context(), state.keys)
   if tree.sampled is not None and tree.q is None:
     raise ValueError(f"{type(proposer).__name__} marks drafts as sampled but gives no q, the law that they were drawn "
@@ -167,11 +165,9 @@ def verify(target, proposer, verifier, state: DecodeState, tree: tree_lib.TokenT
   branches = [functools.partial(verify_at, target, verifier, proposer.max_depth, width, proposer.node_ids,
                                 proposer.features) for width in widths]
   index = jnp.sum(jnp.max(size) > jnp.array(widths[:-1], jnp.int32)).astype(jnp.int32)
-  layout = getattr(target, "layout", None)
-  with vocabulary.divided(layout):
-    verdict, tokens, hidden, in_flight, reach, logprobs, node_ids, seen, loads = jax.lax.switch(
-        index, branches, state, tree, mode, masks)
-  if layout is not None:  # decided where the rows are, and from here on known to all
+  verdict, tokens, hidden, in_flight, reach, logprobs, node_ids, seen, loads = jax.lax.switch(
+      index, branches, state, tree, mode, masks)
+  if (layout := getattr(target, "layout", None)) is not None:  # decided where the rows are, from here on known to all
     verdict, tokens, reach, logprobs, node_ids, loads = layout.hold_everywhere(
         (verdict, tokens, reach, logprobs, node_ids, loads))
   return Outcome(verdict=verdict, tokens=tokens, hidden=hidden, in_flight=in_flight, reach=reach, drafted=size - 1,
@@ -222,7 +218,7 @@ def commit(target, proposer, state: DecodeState, outcome: Outcome) -> DecodeStat
     constraint_state = state.constraint_state
     if state.constraint is not None:
       constraint_state = constraints.advance_by(state.constraint, constraint_state, emitted, count)
-    return held(target, state.replace(
+    return held(target, proposer, state.replace(
         tokens=write(state.tokens, emitted),
         drafted=write(state.drafted, place < accepted[:, None]),
         constraint_state=constraint_state,
@@ -237,21 +233,29 @@ def commit(target, proposer, state: DecodeState, outcome: Outcome) -> DecodeStat
                                          width_index=outcome.width_index, beyond=beyond, loads=outcome.loads)))
 
 
-def held(target, state: DecodeState) -> DecodeState:
+def held(target, proposer, state: DecodeState) -> DecodeState:
   """The state where it belongs on the mesh of a target that lies on one; see `parallel.layout`."""
-  layout = getattr(target, "layout", None)
+  layout, batch = getattr(target, "layout", None), state.length.shape[0]
   if layout is None:
     return state
-  divided = ("cache", "proposer", "tokens", "drafted", "logprobs")  # what grows with the text
-  rows = layout.hold_rows({name: getattr(state, name) for name in divided}, state.length.shape[0])
-  return layout.hold_everywhere(state.replace(**dict.fromkeys(divided))).replace(**rows)
+  divided = ("cache", "tokens", "drafted", "logprobs")  # what grows with the text
+  rows = layout.hold_rows({name: getattr(state, name) for name in divided}, batch)
+  rows["proposer"] = layout_of(target, proposer).hold_rows(state.proposer, batch)
+  return layout.hold_everywhere(state.replace(proposer=None, **dict.fromkeys(divided))).replace(**rows)
+
+
+def layout_of(target, proposer):
+  """How what a proposer computes lies on a mesh: as its own model does, if it has one there, or as the target; None on
+  one device."""
+  layout = getattr(target, "layout", None)
+  return layout if layout is None else getattr(getattr(proposer, "model", target), "layout", None) or layout
 
 
 def encode(target, state: DecodeState, inputs: jax.Array, sound: jax.Array | None = None) -> DecodeState:
   """Reads the first `inputs` i32[B] tokens of every row with the target's encoder, once, before any other pass; or
   `sound` f[B, M, F] in their place."""
   read = state.tokens[:, :state.cache.cross.slots] if sound is None else sound
-  return held(target, state.replace(cache=target.encode(state.cache, read, inputs)))
+  return held(target, None, state.replace(cache=target.encode(state.cache, read, inputs)))
 
 
 def prefill_chunk(target, proposer, state: DecodeState, mask: jax.Array) -> DecodeState:
@@ -286,8 +290,8 @@ def take_chunk(target, proposer, state: DecodeState, chunk: Chunk) -> DecodeStat
   count = jnp.clip(state.start - 1 - state.cache.length, 0, size)
   committed = proposers.Committed(tokens=tokens, following=_at(state, positions + 1), positions=positions,
                                   hidden=chunk.hidden, count=count, path=None, features=chunk.features)
-  return held(target, state.replace(cache=state.cache.commit(chunk.in_flight, count),
-                                    proposer=proposer.observe(target, state.proposer, committed)))
+  return held(target, proposer, state.replace(cache=state.cache.commit(chunk.in_flight, count),
+                                              proposer=proposer.observe(target, state.proposer, committed)))
 
 
 def _next(state, size):
@@ -304,6 +308,11 @@ def verify_at(target, verifier, depth: int, width: int, node_ids: int, features:
               tree: tree_lib.TokenTree, mode, masks: jax.Array | None = None):
   """What `verify` does in one width: verdict, path tokens, hidden, in-flight block, reach, logprobs, node ids, features
   and loads, as in `Outcome`."""
+  with vocabulary.divided(getattr(target, "layout", None)):
+    return _verify_at(target, verifier, depth, width, node_ids, features, state, tree, mode, masks)
+
+
+def _verify_at(target, verifier, depth, width, node_ids, features, state, tree, mode, masks):
   widest = widths_for(tree.width)[-1]
   tree = tree.narrow(width) if width <= tree.width else tree.widen(width)
   mask = tree_lib.ancestors(tree.parents, depth)
@@ -321,7 +330,8 @@ def verify_at(target, verifier, depth: int, width: int, node_ids: int, features:
   if banned := models.banned_first(target):
     first = positions - state.cache.cross.inputs[:, None] == len(target.opening) - 1
     logits = jnp.where(first[..., None] & np.isin(np.arange(target.vocab_size), banned), -jnp.inf, logits)
-  adjusted = processors.adjust(logits, state.params, _prefixes(state, tree, mask, _unpacked(masks, width, target)))
+  adjusted = processors.adjust(logits, state.params, _prefixes(state, tree, mask, _unpacked(masks, width, target),
+                                                                       target.vocab_size))
   draws = keys_lib.uniforms(verifier.purposes, state.keys, root, positions + 1, target.vocab_size,
                             noisy=mode != sampling.GREEDY)
   verdict = verifier.draw(adjusted, tree, state.params, mode, draws, depth)
@@ -349,11 +359,12 @@ def _asked(features):
   return {"features": features} if features else {}
 
 
-def _prefixes(state, tree, mask, allowed):
+def _prefixes(state, tree, mask, allowed, vocab_size):
   """The text before each node, as the processors see it; `allowed` bool[B, T, V] or None, by masks of the host."""
   if state.constraint is not None:
     states = constraints.node_states(state.constraint, state.constraint_state, tree)
     own = constraints.allowed_at(state.constraint, states)
+    own = jnp.pad(own, ((0, 0), (0, 0), (0, vocab_size - own.shape[-1])))
     allowed = own if allowed is None else own & allowed
   return processors.Prefixes(tokens=state.tokens, length=state.length, start=state.start, eos=state.rules.eos,
                              path_tokens=tree.tokens, mask=mask, allowed=allowed, begin=state.context().inputs)

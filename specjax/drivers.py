@@ -216,7 +216,7 @@ def advance(target, proposer, state: decode.DecodeState, max_steps, *, verifier)
     return jnp.any(state.active) & (steps < max_steps) & _fits(proposer, state)
 
   body = lambda carry: (decode.step(target, proposer, verifier, carry[0]), carry[1] + 1)
-  return decode.held(target, jax.lax.while_loop(go_on, body, (state, jnp.int32(0)))[0])
+  return decode.held(target, proposer, jax.lax.while_loop(go_on, body, (state, jnp.int32(0)))[0])
 
 
 @functools.partial(jax.jit, static_argnames="verifier", donate_argnames="state")

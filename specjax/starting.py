@@ -99,14 +99,15 @@ def asked(target, prompts, params=None, *, max_new_tokens=128, eos_ids=None, sto
   prompts = [np.concatenate([prompt, models.opening(target), () if written is None else written[row]]).astype(np.int32)
              for row, prompt in enumerate(prompts)]
   lengths = np.array([len(prompt) for prompt in prompts], np.int32)
-  params = (params or sampling.SamplingParams()).batch(rows, target.vocab_size)
+  ids = models.known_ids(target)
+  params = (params or sampling.SamplingParams()).batch(rows, ids)
   eos_ids = _end_ids(target, eos_ids)
-  params.check_ends(eos_ids, budget, target.vocab_size)
+  params.check_ends(eos_ids, budget, ids)
   if constraint is not None:
     least = np.zeros(rows, np.int32) if params.min_new_tokens is None else np.asarray(params.min_new_tokens)
-    constraint.check(target.vocab_size, eos_ids, least, params)
-  if logprobs is not None and (type(logprobs) is not int or not 0 <= logprobs <= target.vocab_size):
-    raise ValueError(f"logprobs={logprobs!r}: it must be between 0 and the vocabulary's size, {target.vocab_size}, a "
+    constraint.check(ids, eos_ids, least, params)
+  if logprobs is not None and (type(logprobs) is not int or not 0 <= logprobs <= ids):
+    raise ValueError(f"logprobs={logprobs!r}: it must be between 0 and the vocabulary's size, {ids}, a "
                      "whole number; leave it out for none")
   return Asked(prompts=prompts, inputs=inputs, limit=(lengths + budget).astype(np.int32), params=params,
                rules=stopping.stop_rules(rows, eos_ids, stop_sequences), constraint=constraint, logprobs=logprobs,
@@ -170,7 +171,7 @@ def fresh(target, proposer, key, seeds, *, slots, capacity, encoder=()):
   rows = seeds.shape[0]
   new = target.init_cache(rows, slots, *encoder), proposer.init(target, rows, capacity)
   if (layout := getattr(target, "layout", None)) is not None:
-    new = layout.hold_rows(new, rows)
+    new = layout.hold_rows(new[0], rows), decode.layout_of(target, proposer).hold_rows(new[1], rows)
   return *new, keys_lib.row_keys(key, seeds)
 
 

@@ -7,9 +7,13 @@ from absl import flags
 import jax
 
 import specjax
+from specjax.models import configured
 from specjax.parallel import mesh as mesh_lib
 from specjax.parallel import placing
+from specjax.parallel import processes
 from specjax.parallel import rules as rules_lib
+from specjax.proposers import base
+from specjax.training import online
 
 MESH = flags.DEFINE_string("mesh", None, "Devices in a grid, as axis:size,axis:size of data (rows), model (heads, "
                            "feed-forward, vocabulary), expert and, in training, fsdp; one device without it.")
@@ -65,11 +69,30 @@ def load(name: str, given: rules_lib.Rules = rules_lib.TENSOR):
 
 
 def drafter(proposer, target):
-  """A proposer on the mesh of its target."""
+  """A proposer on the mesh of its target.
+
+  Raises:
+    ValueError: in several processes, one that drafts or learns on the host, which reads what other processes hold; one
+      that learns a model which is divided.
+  """
+  if processes.count() > 1 and (proposer.host or proposer.remember.__func__ is not base.Defaults.remember):
+    raise ValueError(f"{type(proposer).__name__} drafts or learns on the host, and this is one of several processes, none "
+                     "of which holds all that it reads; leave it out, or run one process")
   if mesh() is None:
     return proposer
+  if _DRAFTERS.value == "divided" and isinstance(proposer, online.Online):
+    raise ValueError("--draft_sharding=divided: a draft model that learns between requests is whole on every device; "
+                     "leave the flag out")
   own = rules(rules_lib.TENSOR) if _DRAFTERS.value == "divided" else rules_lib.REPLICATED
-  return placing.drafter(proposer, target, own)
+  placed = placing.drafter(proposer, target, own)
+  layouts = {part.layout for part in jax.tree.leaves(placed, is_leaf=_is_model) if _is_model(part)}
+  for note in dict.fromkeys(note for layout in layouts - {target.layout} for note in layout.notes):
+    print(f"--mesh={MESH.value}, draft model: {note}", file=sys.stderr)
+  return placed
+
+
+def _is_model(part):
+  return isinstance(part, configured.Configured)
 
 
 def rules(given: rules_lib.Rules) -> rules_lib.Rules:
@@ -77,4 +100,5 @@ def rules(given: rules_lib.Rules) -> rules_lib.Rules:
   for name in _REQUIRED.value:
     if name not in _AXES:
       raise ValueError(f"--must_divide={','.join(_REQUIRED.value)}: {name!r} is none of {', '.join(_AXES)}")
-  return dataclasses.replace(given, required=tuple(_REQUIRED.value))
+  of_experts = ("expert_mlp", "shared_mlp") if "mlp" in _REQUIRED.value else ()
+  return dataclasses.replace(given, required=(*_REQUIRED.value, *of_experts))

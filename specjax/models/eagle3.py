@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import cache as cache_lib
+from specjax.models import base
 from specjax.models import draft_layer
 from specjax.models import layers
 from specjax.models import recurrent_head
@@ -72,7 +73,7 @@ class Eagle3Head(recurrent_head.RecurrentHead):
   def check(self, target) -> None:
     """Raises ValueError for a target that this head was not made for."""
     c = self.config
-    given = (target.vocab_size, target.config.width)
+    given = (base.known_ids(target), target.config.width)
     if given[1] != c.target_width or given[0] > c.vocab_size:
       raise ValueError(f"the head is for a target of {c.vocab_size} token ids and width {c.target_width}, and this one "
                        f"has {given[0]} and {given[1]}")

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import cache as cache_lib
+from specjax.models import base
 from specjax.models import draft_layer
 from specjax.models import layers
 from specjax.models import recurrent_head
@@ -62,7 +63,7 @@ class MtpHead(recurrent_head.RecurrentHead):
   def check(self, target) -> None:
     """Raises ValueError for a target that this module was not made for."""
     c = self.config
-    given = (target.vocab_size, target.config.width)
+    given = (base.known_ids(target), target.config.width)
     # Published modules count rows of the vocabulary that only fill it up.
     if given[1] != c.shape.width or given[0] > c.vocab_size:
       raise ValueError(f"the head is for a target of {c.vocab_size} token ids and width {c.shape.width}, and this one "

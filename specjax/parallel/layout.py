@@ -6,8 +6,9 @@ costs two sums of [E, B * T], one behind the attention and one behind the feed-f
 Everything around the layers is left to the compiler, which follows the places of weights and caches.
 
 Rows of a batch are divided over `data` in caches and in all that is computed of them. What a step decides (tokens,
-lengths, ends, counters) is on every device alike: the verdict is computed once, where the rows are, and then handed to
-all. So no device can take another number of tokens than its neighbours, whatever the rounding of a tie.
+lengths, ends, counters) is on every device alike: of logits that are divided, the draw is one sum over devices, of which
+all have the result; where logits are whole, devices compute the same from the same. No device takes an argmax of logits
+that others do not have.
 
 Letters as in `models.decoder`.
 """
@@ -23,6 +24,7 @@ from specjax import vocabulary
 from specjax.models import splits as splits_lib
 from specjax.models.config import DecoderConfig
 from specjax.parallel import axes
+from specjax.parallel import processes
 from specjax.parallel.rules import Rules
 
 
@@ -78,7 +80,7 @@ class Layout:
 
   def put(self, tree):
     """Arrays of this process, the same in every one, on every device."""
-    return jax.tree.map(lambda x: _put(x, NamedSharding(self.mesh, PartitionSpec())), tree)
+    return processes.place(tree, NamedSharding(self.mesh, PartitionSpec()))
 
   def fit_logits(self, logits: jax.Array, known: int) -> jax.Array:
     """Logits f[..., R] of all rows of a head as f[..., V], V of `vocab`, those of ids from `known` on minus infinity.
@@ -146,13 +148,6 @@ def _everywhere(tree, layout):
   return layout.hold_everywhere(tree)
 
 
-def _put(x, place):
-  if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-    return jax.random.wrap_key_data(_put(jax.random.key_data(x), place), impl=jax.random.key_impl(x))
-  values = np.asarray(x)
-  return jax.make_array_from_callback(values.shape, place, lambda index: values[index])
-
-
 def of_decoder(config: DecoderConfig, mesh: jax.sharding.Mesh, rules: Rules,
                vocab: int | None = None) -> tuple[Layout, DecoderConfig]:
   """The layout of a decoder, and its configuration there: key/value heads are repeated where there are fewer of them
@@ -171,13 +166,18 @@ def of_decoder(config: DecoderConfig, mesh: jax.sharding.Mesh, rules: Rules,
   if count > config.kv_heads and count % config.kv_heads == 0 and config.heads % count == 0:
     repeated = count // config.kv_heads
   if config.qk_norm == "whole" and count > 1:
-    notes.append(f"{config.family}: queries and keys are normed over all heads, so every device keeps all heads")
+    why = f"{config.family}: queries and keys are normed over all heads, so every device keeps all heads"
+    if "heads" in rules.required:
+      raise ValueError(f"{why}, and the rules require heads to be divided; leave them out of what must be")
+    notes.append(why)
     attention = False
   else:
     attention = not (whole("heads", config.heads, "heads") or whole("heads", config.kv_heads * repeated, "key/value heads"))
   if not attention:
     repeated, dropped = 1, ["heads", "kv_heads"]
   moe = config.moe
+  if moe is None and "experts" in rules.required:
+    raise ValueError(f"{config.family}: the rules require experts to be divided, and there are none")
   sizes = {"mlp": (config.mlp_width, "feed-forward width"), "vocab": (config.vocab_size, "vocabulary"),
            "experts": (moe.experts if moe else 0, "experts"), "expert_mlp": (moe.width if moe else 0, "an expert's width"),
            "shared_mlp": (moe.shared if moe else 0, "the shared expert's width")}
@@ -189,6 +189,9 @@ def of_decoder(config: DecoderConfig, mesh: jax.sharding.Mesh, rules: Rules,
                      f"{moe.width} and {config.mlp_width} for the mesh {dict(mesh.shape)}")
   splits = splits_lib.Splits(attention=reduced.axis("heads"), mlp=mlp, shared=reduced.axis("shared_mlp"),
                              experts=reduced.axis("experts"))
+  if vocab is not None and rules.axis("vocab") is not None and vocab % rules.size("vocab", mesh):
+    dropped.append("vocab")  # the logits that judge its drafts are whole
+  reduced = dataclasses.replace(reduced, pairs=tuple(pair for pair in reduced.pairs if pair[0] not in dropped))
   wanted = vocab or (config.vocab_size if reduced.size("vocab", mesh) > 1 else config.num_tokens)
   layout = Layout(mesh=mesh, rules=reduced, splits=splits, repeated=repeated, vocab=wanted, notes=tuple(notes))
   return layout, dataclasses.replace(config, kv_heads=config.kv_heads * repeated)

@@ -12,6 +12,7 @@ from specjax.models import configured
 from specjax.models.decoder import Decoder
 from specjax.parallel import axes
 from specjax.parallel import layout as layout_lib
+from specjax.parallel import processes
 from specjax.parallel import rules as rules_lib
 
 
@@ -27,13 +28,13 @@ def shard(target, mesh: jax.sharding.Mesh, rules: rules_lib.Rules = rules_lib.TE
     ValueError: it lies on a mesh already, or the rules require what does not divide.
   """
   if target.layout is not None:
-    raise ValueError("this target lies on a mesh already; take it from there with parallel.gathered, or load it anew")
+    raise ValueError("this target lies on a mesh already; take it from there with placing.gathered, or load it anew")
   if not isinstance(target, Decoder):
     layout = layout_lib.of_any(target.config, mesh, rules, vocab)
-    return target.replace(weights=jax.device_put(target.weights, layout.weights(target.weights)), layout=layout)
+    return target.replace(weights=processes.place(target.weights, layout.weights(target.weights)), layout=layout)
   layout, config = layout_lib.of_decoder(target.config, mesh, rules, vocab)
   weights = _reordered(target.weights, layout_lib.row_orders(target.config, layout))
-  return target.replace(weights=jax.device_put(weights, layout.weights(weights)), config=config, layout=layout)
+  return target.replace(weights=processes.place(weights, layout.weights(weights)), config=config, layout=layout)
 
 
 def load(name: str, mesh: jax.sharding.Mesh, rules: rules_lib.Rules = rules_lib.TENSOR, *, dtype=None):
@@ -88,9 +89,8 @@ def gathered(target):
   """The same target on one device, in the form that it was loaded in."""
   if target.layout is None:
     return target
-  here = lambda x: jax.device_put(np.asarray(x), jax.local_devices()[0])
   plain = in_stored_order(target)
-  return plain.replace(weights=jax.tree.map(here, plain.weights))
+  return plain.replace(weights=jax.device_put(processes.fetch(plain.weights), jax.local_devices()[0]))
 
 
 def drafter(proposer, target, rules: rules_lib.Rules = rules_lib.REPLICATED):
@@ -105,9 +105,11 @@ def drafter(proposer, target, rules: rules_lib.Rules = rules_lib.REPLICATED):
 
   def placed(part):
     if isinstance(part, configured.Configured):
-      return part if part.layout is not None else shard(part, layout.mesh, rules, layout.vocab)
+      # A model with other ids, whose drafts are translated, keeps its own vocabulary.
+      same = part.known_ids == target.known_ids
+      return part if part.layout is not None else shard(part, layout.mesh, rules, layout.vocab if same else None)
     there = isinstance(part, jax.Array) and getattr(part.sharding, "mesh", None) == layout.mesh
-    return part if there else jax.device_put(part, place)
+    return part if there else processes.place(part, place)
 
   return jax.tree.map(placed, proposer, is_leaf=lambda part: isinstance(part, configured.Configured))
 

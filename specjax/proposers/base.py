@@ -155,9 +155,13 @@ def same_vocabulary(target: models.Target, drafter: models.Target) -> None:
     if limits[0][0] < limits[1][0] or limits[0][1] < limits[1][1]:
       raise ValueError(f"the drafter reads {limits[0][0]} inputs and writes {limits[0][1]} tokens at most, and the target "
                        f"{limits[1][0]} and {limits[1][1]}; use a drafter with as many positions")
+  ids = models.known_ids(drafter), models.known_ids(target)
+  if ids[0] != ids[1]:
+    raise ValueError(f"the drafter has {ids[0]} token ids and the target {ids[1]}: they do not share a vocabulary; use "
+                     "a drafter of the same family")
   if drafter.vocab_size != target.vocab_size:
-    raise ValueError(f"the drafter has {drafter.vocab_size} token ids and the target {target.vocab_size}: they do not "
-                     "share a vocabulary; use a drafter of the same family")
+    raise ValueError(f"the drafter's logits have {drafter.vocab_size} entries and the target's {target.vocab_size}: one "
+                     "of the two lies on a mesh; put the drafter there with parallel.placing.drafter")
 
 
 def no_sound(*models_: models.Target) -> None:

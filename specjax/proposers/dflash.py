@@ -98,7 +98,7 @@ class DFlash(parallel.ChainOrTree):
     most = jnp.minimum(room, self.length.limit(state.length, self.max_depth))
     most = jnp.where(context.length > 1, most, 0)  # a prompt of one token has no features yet
     if self.samples:
-      known = draft_ids.known(head.ids, target.vocab_size)
+      known = draft_ids.known(head.ids, target)
       most = jnp.where(autoregressive.possible(known, context, self.drawing), most, 0)
     wanted = most > 0
 

@@ -6,6 +6,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.models import base as models
+
+
+def whole(logits: jax.Array, target) -> jax.Array:
+  """Logits f[..., R] of a head with all ids of the target as the target has them: f[..., V], without rows of a
+  vocabulary that only fill it up, or with minus infinity there, where V counts them."""
+  size, known = target.vocab_size, models.known_ids(target)
+  logits = logits[..., :size]
+  if logits.shape[-1] < size:
+    fill = [(0, 0)] * (logits.ndim - 1) + [(0, size - logits.shape[-1])]
+    logits = jnp.pad(logits, fill, constant_values=-jnp.inf)
+  return logits if known == size else jnp.where(jnp.arange(size) < known, logits, -jnp.inf)
+
 
 def spread(logits: jax.Array, ids: jax.Array | None, vocabulary: int) -> jax.Array:
   """Logits of draft ids f[..., U] -> of the target's ids f[..., V], -inf where there is none; `ids` i32[U] or None."""
@@ -14,9 +27,10 @@ def spread(logits: jax.Array, ids: jax.Array | None, vocabulary: int) -> jax.Arr
   return jnp.full((*logits.shape[:-1], vocabulary), -jnp.inf, logits.dtype).at[..., ids].set(logits)
 
 
-def known(ids: jax.Array | None, vocabulary: int) -> jax.Array:
+def known(ids: jax.Array | None, target) -> jax.Array:
   """bool[V]: the ids that can be drafted."""
-  return jnp.ones((vocabulary,), bool) if ids is None else jnp.zeros((vocabulary,), bool).at[ids].set(True)
+  every = jnp.arange(target.vocab_size) < models.known_ids(target)
+  return every if ids is None else jnp.zeros_like(every).at[ids].set(True)
 
 
 def shared_rows(target, ids: jax.Array | None) -> jax.Array | None:
@@ -29,5 +43,5 @@ def check(target, ids: jax.Array | None) -> None:
   if ids is None or isinstance(ids, jax.core.Tracer):
     return
   greatest = int(np.asarray(ids).max())  # by NumPy: inside a traced function JAX would trace it
-  if greatest >= target.vocab_size:
-    raise ValueError(f"the head drafts id {greatest}, and the ids of this target are 0 to {target.vocab_size - 1}")
+  if greatest >= models.known_ids(target):
+    raise ValueError(f"the head drafts id {greatest}, and the ids of this target are 0 to {models.known_ids(target) - 1}")

@@ -112,7 +112,7 @@ class Eagle(Headed, autoregressive.Chained):
                        self.length.limit(state.length, self.num_tokens))
     most = jnp.where(text.length > 1, most, 0)  # a text of one token has no features yet
     if self.samples:
-      known = draft_ids.known(self.head.ids, target.vocab_size)
+      known = draft_ids.known(self.head.ids, target)
       most = jnp.where(autoregressive.possible(known, context, self.drawing), most, 0)
     law = lambda hidden: _logits(self.head, target, state.shared, hidden)[:, 0]
     committed, (logits, feature) = _catch_up(self.head, target, state, text, most > 0, law)
@@ -170,7 +170,7 @@ class EagleFixedTree(Headed, fixed_tree.FixedTree):
     # No row drafts a part of the tree: one without room for all levels in the head's context drafts nothing.
     wanted = (autoregressive.room(text, self.max_depth) > 0) & (text.length < self.draft_context) & (text.length > 1)
     if self.samples:
-      wanted &= autoregressive.possible(draft_ids.known(head.ids, target.vocab_size), context, self.drawing)
+      wanted &= autoregressive.possible(draft_ids.known(head.ids, target), context, self.drawing)
     spread = lambda hidden: draft_ids.spread(_logits(head, target, state.shared, hidden), head.ids, target.vocab_size)
     committed, (logits, feature) = _catch_up(head, target, state, text, wanted, lambda hidden: spread(hidden)[:, 0])
     # Where each node with children stands in the pass over its level.
@@ -272,7 +272,7 @@ class EagleTree(Headed, base.Defaults):
 def _logits(head, target, shared, hidden):
   """Of the ids that are drafted, without rows of the vocabulary that only fill it up."""
   logits = head.logits(hidden, target.head if shared is None else shared) if head.shares_head else head.logits(hidden)
-  return logits if head.ids is not None else logits[..., :target.vocab_size]
+  return logits if head.ids is not None else draft_ids.whole(logits, target)
 
 
 def _catch_up(head, target, state, context, wanted, read):

@@ -85,7 +85,7 @@ class Hydra(depth_heads.DepthHeads):
       room = jnp.where(context.length < self.draft_context, room, 0)
     most = jnp.minimum(room, self.length.limit(state.length, self.max_depth))
     if self.samples:
-      known = draft_ids.known(self.head.ids, target.vocab_size)
+      known = draft_ids.known(self.head.ids, target)
       most = jnp.where(autoregressive.possible(known, context, self.drawing), most, 0)
     state, hidden = self._read(state, context, most > 0)
     embed = lambda tokens: jnp.take(target.weights.embedding, tokens, axis=0, mode="clip")
@@ -116,7 +116,7 @@ class Hydra(depth_heads.DepthHeads):
     if self.head.vocabulary is None and shared is None:
       return target.logits(states)
     logits = self.head.logits(head, states, shared)
-    return logits if self.head.ids is not None else logits[..., :target.vocab_size]
+    return logits if self.head.ids is not None else draft_ids.whole(logits, target)
 
   def _chain(self, law, embed, hidden, state, context, keys, most, vocabulary):
     batch, count = context.length.shape[0], self.num_tokens

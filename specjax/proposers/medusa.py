@@ -71,7 +71,7 @@ class Medusa(depth_heads.DepthHeads):
     most = jnp.minimum(room, self.length.limit(state.length, self.max_depth))
     head, chain = self.head, self.shape is None
     if chain and self.samples:
-      known = draft_ids.known(head.ids, target.vocab_size)
+      known = draft_ids.known(head.ids, target)
       most = jnp.where(autoregressive.possible(known, context, self.drawing), most, 0)
 
     def run():
@@ -80,7 +80,7 @@ class Medusa(depth_heads.DepthHeads):
         logits = target.logits(states)
       else:
         logits = head.logits(states, state.shared)
-      logits = logits if head.ids is not None else logits[..., :target.vocab_size]  # without rows that only fill it up
+      logits = logits if head.ids is not None else draft_ids.whole(logits, target)
       return logits if chain else self._choices(logits)
 
     out = parallel.if_any(most > 0, run)

@@ -65,7 +65,7 @@ class PEagle(eagle.Headed, parallel.ChainOrTree):
     most = jnp.minimum(room, self.length.limit(state.length, self.max_depth))
     most = jnp.where(context.length > 1, most, 0)  # a prompt of one token has no features yet
     if self.samples:
-      known = draft_ids.known(head.ids, target.vocab_size)
+      known = draft_ids.known(head.ids, target)
       most = jnp.where(autoregressive.possible(known, context, self.drawing), most, 0)
 
     def entries(cache, size):
@@ -86,7 +86,7 @@ class PEagle(eagle.Headed, parallel.ChainOrTree):
                             count, masks)
       logits = head.logits(masked_pass.depths(hidden, count, masks))
       if head.ids is None:
-        logits = logits[..., :target.vocab_size]  # without rows of the vocabulary that only fill it up
+        logits = draft_ids.whole(logits, target)
       return block.narrow(size), self.laws(logits)
 
     committed, made = own_cache.feed(run, None, state.cache, context.length - 1, most > 0, finish=finish)

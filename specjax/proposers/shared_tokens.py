@@ -22,6 +22,7 @@ import jax.numpy as jnp
 
 from specjax.checkpoints import tokenizer as tokenizer_lib
 from specjax.checkpoints import vocabulary_map
+from specjax.models import base as models
 from specjax.proposers import autoregressive
 from specjax.proposers import base
 from specjax.proposers import length as length_lib
@@ -94,8 +95,8 @@ class SharedTokens(autoregressive.Chained):
     base.no_sound(target)
     base.no_encoder(self.model, "a drafter of other ids")
     known = self.table.counterpart.shape[0]
-    if known != target.vocab_size:
-      raise ValueError(f"the table translates {known} ids and the target has {target.vocab_size}: make it from the "
+    if known != models.known_ids(target):
+      raise ValueError(f"the table translates {known} ids and the target has {models.known_ids(target)}: make it from the "
                        "target's own tokenizer")
     slots = min(math.ceil(self.expansion * capacity), self.model.max_context)
     opening = self.table.opening

@@ -219,3 +219,57 @@ def test_an_engine_serves_the_same_text():
     return [outputs[place] for place in range(6)]
 
   assert served(placing.shard(decoder(), mesh_lib.make("data:2,model:4"))) == served(decoder())
+
+
+PADDED = dataclasses.replace(CONFIG, vocab_size=64, num_tokens=61)
+
+
+@many_devices.on(8)
+def test_ids_that_only_fill_the_vocabulary_up_are_no_ids():
+  """Parameters, constraints, drafters and heads are held to the ids that there are, not to the padded vocabulary."""
+  mesh = mesh_lib.make("data:4,model:2")
+  target = placing.shard(decoder(PADDED), mesh)
+  assert (target.vocab_size, target.known_ids) == (64, 61)
+  for wrong in (dict(allowed_ids=[62, 63]), dict(banned_ids=range(61)), dict(logit_bias={62: 1.0})):
+    for model in (target, decoder(PADDED)):
+      with pytest.raises(ValueError):
+        generate(model, NGRAM, specjax.SamplingParams(**wrong))
+  with pytest.raises(ValueError, match="ids of this target are 0 to 60"):
+    specjax.generate(target, NGRAM, [[62]])
+  other = dataclasses.replace(PADDED, num_tokens=50)
+  small = placing.drafter(proposers.DraftModel(model=decoder(other), num_tokens=3), target)
+  with pytest.raises(ValueError, match="the drafter has 50 token ids and the target 61"):
+    generate(target, small)
+  translated = placing.drafter({"model": decoder(dataclasses.replace(CONFIG, vocab_size=100, num_tokens=100))}, target)
+  assert translated["model"].vocab_size == 100, "a drafter of other ids keeps its own"
+
+
+@many_devices.on(8)
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "medusa", "hydra"])
+def test_heads_of_all_ids_draft_no_padding(kind):
+  """Of the target's own matrix, which has rows for it, or of their own, which has not: drafts as on one device."""
+  single = decoder(PADDED)
+  head = getattr(tiny, kind)(single, tuple(range(61)))
+  head = head.replace(ids=None) if head.ids is not None else head
+  proposer = {"medusa": proposers.Medusa, "hydra": proposers.Hydra}.get(kind, proposers.Eagle)(head=head, num_tokens=3)
+  target = placing.shard(single, mesh_lib.make("data:4,model:2"))
+  wanted, found = generate(single, proposer), generate(target, placing.drafter(proposer, target))
+  assert np.array_equal(found.tokens, wanted.tokens)
+  assert np.array_equal(found.counters.accepted_tokens, wanted.counters.accepted_tokens)
+  assert wanted.counters.drafted_tokens.sum() > 0
+
+
+@many_devices.on(8)
+def test_what_must_divide_is_divided_or_refused():
+  required = lambda *names: dataclasses.replace(rules_lib.TENSOR, required=names)
+  with pytest.raises(ValueError, match="normed over all heads.*require heads"):
+    placing.shard(decoder().replace(config=dataclasses.replace(CONFIG, qk_norm="whole")), mesh_lib.make("model:8"),
+                  required("heads"))
+  with pytest.raises(ValueError, match="require experts to be divided, and there are none"):
+    placing.shard(decoder(), mesh_lib.make("model:4,expert:2"), required("experts"))
+  odd = decoder(dataclasses.replace(CONFIG, vocab_size=61))
+  target = placing.shard(odd, mesh_lib.make("data:2,model:4"))  # its vocabulary is whole, and so are drafts' logits
+  draft = placing.drafter(proposers.DraftModel(model=decoder(PADDED).keep((0,)), num_tokens=3), target, rules_lib.TENSOR)
+  assert draft.model.vocab_size == 61 and draft.model.layout.rules.axis("vocab") is None
+  check = generate(target, draft)
+  assert np.array_equal(check.tokens, generate(odd, NGRAM).tokens)

@@ -26,8 +26,8 @@ MIXTURE = dataclasses.replace(CONFIG, family="mixtral", moe=config_lib.MoE(exper
                                                                            renormalised=True))
 
 
-def rows_of(step, count=6):
-  """Six rows: no mesh here divides them, so that some are filled up."""
+def rows_of(step, count=5):
+  """Five rows: no mesh here divides them, so that some are filled up."""
   rng = np.random.default_rng(step)
   return packed.Rows(tokens=rng.integers(0, 32, (count, 12), np.int32), document=np.ones((count, 12), np.int32))
 
