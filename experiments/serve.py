@@ -16,9 +16,9 @@ from experiments.harness import cli
 from experiments.harness import controllers
 from experiments.harness import methods
 from experiments.harness import one_method
+from experiments.harness import presets
 from experiments.harness import rules
 from experiments.harness import settings
-from experiments import pairs
 from specjax.models import base as models
 from specjax.serving import engine as engine_lib
 from specjax.serving import service as service_lib
@@ -39,7 +39,7 @@ _SIZES = {  # by field of the engine's Config
 
 
 def main():
-  pairs.apply()
+  presets.apply_overall()
   settings.uses_only(settings.TARGET, settings.SEED)
   http, controller = _http(), controllers.maker()()
   target, tokenizer, proposer, _, verifier = one_method.build(_METHOD.value, "a server")

@@ -13,9 +13,10 @@ from experiments.harness import distributed
 from specjax.checkpoints import registry
 
 
-def run(main, *, several: bool = False) -> None:
+def run(main, *, several: bool = False, positional: bool = False) -> None:
   """Runs `main()` under absl; flag errors and ValueErrors end the process with one message and code 2.
 
+  With `positional` it is `main(arguments)`, the list of what is no flag; others refuse such arguments.
   With `several` it may be one of several processes that run it together: see `distributed`.
   SPECJAX_TRACEBACK=1 in the environment shows where an error came from.
   """
@@ -27,16 +28,16 @@ def run(main, *, several: bool = False) -> None:
       fail(error)
     except SystemExit:  # --help and its kin, which absl ends with code 1
       sys.exit(0)
-    if len(rest) > 1:
+    if len(rest) > 1 and not positional:
       fail(f"unexpected argument {rest[1]!r}: options are given as --name=value (see --help)")
     return rest
 
-  def guarded(_):
+  def guarded(argv):
     logging.set_verbosity(logging.WARNING)
     keep_compiled_programs()
     try:
       with distributed.joined(several=several):
-        main()
+        main(*([argv[1:]] if positional else []))
     except BrokenPipeError:  # whoever read our output has gone, as in `| head`
       os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
       sys.exit(141)

@@ -33,37 +33,45 @@ def step_costs(target, proposer, prompt: list[int], *, rows: int = 1, peaks: dic
   Returns:
     {"draft_ms", "commit_ms", "verify_ms": one a width, "widths", "utilization"}.
   """
-  timers = part_timers(target, proposer, prompt, rows, params, verifier)
+  timers = {(0, part): run for part, run in part_timers(target, proposer, prompt, rows, params, verifier).items()}
+  times = {part: ms for (_, part), ms in interleaved(timers, (0, "verify 1")).items()}
+  return described(times, target, proposer, rows, peaks)
+
+
+def interleaved(timers: dict, reference, repeats: int = _REPEATS) -> dict:
+  """Median milliseconds of each of `timers`, which take turns: what slows the machine down slows all of them.
+
+  It is the ratios to `reference` in the same turn whose median is taken, so that drift between turns cancels too.
+  """
   times = {name: [] for name in timers}
-  for _ in range(_REPEATS):
-    for name, run in timers.items():
-      times[name].append(run())
-  median = {name: statistics.median(values) for name, values in times.items()}
+  names = list(timers)
+  for repeat in range(repeats):
+    shift = repeat * len(names) // repeats
+    for name in names[shift:] + names[:shift]:
+      times[name].append(timers[name]())
+  typical = statistics.median(times[reference])
+  return {name: typical * statistics.median(t / base for t, base in zip(values, times[reference]))
+          for name, values in times.items()}
+
+
+def described(times: dict, target, proposer, rows: int, peaks: dict | None) -> dict:
+  """What `step_costs` returns, of milliseconds by part."""
   widths = decode.widths_for(proposer.max_nodes)
-  step = median["draft"] + median["commit"] + median[f"verify {widths[0]}"]
-  return {"draft_ms": median["draft"], "commit_ms": median["commit"],
-          "verify_ms": [median[f"verify {width}"] for width in widths], "widths": list(widths),
+  step = times["draft"] + times["commit"] + times[f"verify {widths[0]}"]
+  return {"draft_ms": times["draft"], "commit_ms": times["commit"],
+          "verify_ms": [times[f"verify {width}"] for width in widths], "widths": list(widths),
           "utilization": _utilization(target, rows, step, peaks) if peaks else None}
 
 
 def part_timers(target, proposer, prompt, rows: int = 1, params=None, verifier=point.Point()) -> dict:
   """By part ("draft", "commit", "verify W"), a function that runs it once compiled and returns milliseconds a turn."""
-  room = 2 * proposer.max_depth + 2
-  if params is not None and params.min_new_tokens:
-    params = params.replace(min_new_tokens=min(params.min_new_tokens, room))
-  # All timing is at most two tokens back; a decoder behind an encoder has written these, and no others.
-  split = max(1, len(prompt) - 2)
-  state = drivers.start(target, proposer, [prompt[:split]] * rows, params, max_new_tokens=room, verifier=verifier,
-                        written=[prompt[split:]] * rows)
+  state = _state(target, proposer, prompt, rows, params, verifier)
   widths = decode.widths_for(proposer.max_nodes)
   draft = decode.draft if proposer.host else jax.jit(decode.draft)
   tree = draft(target, proposer, state)[0].widen(widths[-1])
   outcome = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(
       functools.partial(decode.verify, verifier=verifier), target, proposer, state=state, tree=tree))
-  # A drafter with a cache has been fed all tokens but two: feeding the prompt belongs to the first step of a request.
-  fed = state.replace(proposer=draft(target, proposer, state.replace(length=state.length - 2))[1])
-  drafts = _host_drafts if proposer.host else _draft_loop
-  timers = {"draft": functools.partial(_timed, _TURNS, drafts, target, proposer, jax.block_until_ready(fed)),
+  timers = {"draft": _draft_timer(target, proposer, state),
             "commit": functools.partial(_timed, _COMMIT_TURNS, _commit_loop, target, proposer, state, outcome)}
   for width in widths:
     loop = functools.partial(_verify_loop, verifier=verifier, width=width, depth=proposer.max_depth,
@@ -72,6 +80,31 @@ def part_timers(target, proposer, prompt, rows: int = 1, params=None, verifier=p
   for run in timers.values():
     run()
   return timers
+
+
+def draft_timer(target, proposer, prompt, rows: int = 1, params=None, verifier=point.Point()):
+  """The timer of drafts behind another text: those of a lookup, and of what falls back on it, depend on it."""
+  run = _draft_timer(target, proposer, _state(target, proposer, prompt, rows, params, verifier))
+  run()
+  return run
+
+
+def _state(target, proposer, prompt, rows, params, verifier):
+  room = 2 * proposer.max_depth + 2
+  if params is not None and params.min_new_tokens:
+    params = params.replace(min_new_tokens=min(params.min_new_tokens, room))
+  # All timing is at most two tokens back; a decoder behind an encoder has written these, and no others.
+  split = max(1, len(prompt) - 2)
+  return drivers.start(target, proposer, [prompt[:split]] * rows, params, max_new_tokens=room, verifier=verifier,
+                       written=[prompt[split:]] * rows)
+
+
+def _draft_timer(target, proposer, state):
+  draft = decode.draft if proposer.host else jax.jit(decode.draft)
+  # A drafter with a cache has been fed all tokens but two: feeding the prompt belongs to the first step of a request.
+  fed = state.replace(proposer=draft(target, proposer, state.replace(length=state.length - 2))[1])
+  drafts = _host_drafts if proposer.host else _draft_loop
+  return functools.partial(_timed, _TURNS, drafts, target, proposer, jax.block_until_ready(fed))
 
 
 def _timed(turns, loop, *args):

@@ -1,6 +1,7 @@
 """One measured run from start to report: what `benchmark` and its siblings do between their flags and their table."""
 import dataclasses
 import hashlib
+import itertools
 import json
 import sys
 
@@ -11,7 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from experiments import report
-from experiments.harness import costs as costs_lib
+from experiments.harness import cost_model
 from experiments.harness import distributed
 from experiments.harness import environment
 from experiments.harness import expert_costs
@@ -22,15 +23,16 @@ from experiments.harness import run_folder
 from experiments.harness import settings
 from experiments.harness import sharded
 from experiments.harness import summary as summary_lib
+from experiments.harness import tracing
+from experiments.quality import registry
 from specjax import decode
 from specjax import drivers
 from specjax import processors
 from specjax import proposers
-from specjax.models import base as models
 from specjax.parallel import processes
 from specjax.verifiers import point
 
-_NOT_SETTINGS = ("outdir", "overwrite", "resume", "costs", *distributed.NAMES)
+_NOT_SETTINGS = ("outdir", "overwrite", "resume", "costs", "trace", "quality", "run_code", *distributed.NAMES)
 
 
 def config(requests, *, command: str, date: str) -> dict:
@@ -49,12 +51,17 @@ class Job:
 
   def __init__(self, target_name: str, names: list[str], requests: list, *, batch_size: int, repeats: int, raw: bool,
                outdir: str, overwrite: bool, resume: bool, config: dict, verifier=point.Point(),
-               whatever_fits: bool = False):
+               whatever_fits: bool = False, quality: bool = False, run_code: bool = False):
     """Loads the target and checks everything that can be checked before the folder is touched.
 
     `whatever_fits` leaves out, and names, methods that the target does not support; `config` then lists the others.
+    `quality` has the answers judged at the end, `run_code` with what running their code against tests says.
     """
     run_folder.check_outdir(outdir)
+    self._quality, self._run_code = quality, run_code
+    apart = registry.check(run_code=run_code) if quality else ""
+    if apart:
+      print(f"--run_code: {apart}", file=sys.stderr, flush=True)
     folder = lambda: run_folder.RunFolder(outdir, overwrite=overwrite, resume=resume, config=config)
     self.folder = None if whatever_fits else folder()
     target, tokenizer = sharded.load(target_name)
@@ -113,11 +120,12 @@ class Job:
     gaps = self._gaps(records)
     widths = {name: decode.widths_for(proposer.max_nodes) for name, proposer in self.plan.methods.items()}
     target = self.plan.target
+    judged = self._judged(records) if self._quality else None
     routing, windows = getattr(target, "routing", None), getattr(getattr(target, "config", None), "windows", ())
 
     def write(measured, expert_cost=None):
       summary = summary_lib.summarize(records, costs=measured, memory=memory, gaps=gaps, routing=routing,
-                                      widths=widths, expert_cost=expert_cost, windows=windows)
+                                      widths=widths, expert_cost=expert_cost, windows=windows, quality=judged)
       if partial:
         summary["partial"] = True
       self.folder.write_json("summary.json", summary)
@@ -133,23 +141,35 @@ class Job:
     summary = write(step_costs)
     return summary if routing is None else write(step_costs, expert_costs.measure(target, text))
 
+  def trace(self, requests: int) -> list[str]:
+    """Runs the first `requests` of each category again and writes `steps.jsonl`, see `tracing.trace`; none, nothing.
+
+    Returns:
+      A sentence for every traced text that should be the measured one and is not.
+    """
+    differing = []
+    if requests:
+      lines = tracing.trace(self.plan, self.folder.records(), requests, differing)
+      self.folder.write_lines(run_folder.STEPS, tqdm(lines, desc="tracing", unit="step", leave=False))
+    return differing
+
+  def _judged(self, records):
+    target = self.plan.target
+    setting = registry.Setting(max_new_tokens=self.plan.max_new_tokens, max_context=target.max_context,
+                               eos_ids=tuple(target.eos_ids), run_code=self._run_code)
+    return registry.Judged(list(itertools.chain(*self.plan.batches)), records, setting)
+
   def write_report(self):
     """Writes `report.html` and `plots/`; returns the report's path, in the process that writes."""
     return report.write_report(self.folder.path) if processes.is_first() else None
 
   def _step_costs(self, records):
-    """Costs of every method at the run's batch size and the median length of its texts."""
-    rows = max(r["batch_size"] for r in records)
-    room = 2 * max(p.max_depth for p in self.plan.methods.values()) + 2
-    length = int(np.median([r["prompt_tokens"] + len(r["token_ids"]) // 2 for r in records]))
-    target = self.plan.target
-    length = max(2, min(length, target.max_inputs if models.encodes(target) else target.max_context - room))
-    ids = records[0]["prompt_ids"] + records[0]["token_ids"]
-    prompt = (ids * (length // len(ids) + 1))[:length]
-    peaks = costs_lib.device_peaks()
-    return {name: costs_lib.step_costs(self.plan.target, proposer, prompt, rows=rows, peaks=peaks,
-                                       params=settings.sampling_params(), verifier=self.plan.verifier)
-            for name, proposer in tqdm(self.plan.methods.items(), desc="timing the parts of a step", leave=False)}
+    """Costs of every method at the run's batch size and lengths, kept as `costs.json`."""
+    found = cost_model.measure(
+        self.plan.target, self.plan.methods, records, params=settings.sampling_params(), verifier=self.plan.verifier,
+        progress=lambda lengths: tqdm(lengths, desc="timing the parts of a step", unit="length", leave=False))
+    self.folder.write_json("costs.json", found)
+    return found["methods"]
 
   def _memory(self, proposer, records):
     """Bytes of weights, of the largest cache that a request needed, of the same without rings if it has windows, and

@@ -161,7 +161,7 @@ def _measure_batch(plan, memory, batch, index, report):
     alike = (rows, room) == (before, last) and all(
         ids == texts[i] for _, written in kept.values() for i, ids in zip(rows, written))
     going_on, kept, before = kept if alike else {}, {}, rows
-    seeds = [_seed(batch[i].id, turn) for i in rows]
+    seeds = [seed_of(batch[i].id, turn) for i in rows]
     replies = {}
     for repeat in range(plan.repeats):
       shift = (index + repeat) % len(names)
@@ -234,7 +234,7 @@ def _encode(plan, conversation, text=()):
   return plan.tokenizer.chat_behind(text, conversation)
 
 
-def _seed(identity, turn):
+def seed_of(identity: str, turn: int) -> int:
   """A seed that depends on the request only, not on its place in the workload (FNV-1a of the id)."""
   value = 2166136261
   for byte in f"{identity}/{turn}".encode():

@@ -3,6 +3,7 @@
 Of several processes the first one alone looks into it and writes; all others keep the records, by which the run goes,
 in memory.
 """
+import collections.abc
 import json
 import os
 import pathlib
@@ -11,6 +12,7 @@ import shutil
 from specjax.parallel import processes
 
 RECORDS = "requests.jsonl"
+STEPS = "steps.jsonl"  # the trace, see `tracing`
 # What may differ between a run and its resumption: where it stands and how it was asked to go on.
 _NOT_COMPARED = ("outdir", "resume", "overwrite", "command", "date")
 
@@ -92,6 +94,17 @@ class RunFolder:
     temporary = self.path / f".{RECORDS}.part"
     temporary.write_bytes(_lines(records))
     temporary.replace(self.path / RECORDS)
+
+  def write_lines(self, name: str, lines: collections.abc.Iterable[dict]) -> None:
+    """Writes a file of JSON lines whole or not at all, as they come."""
+    if not self._writes:  # they may take part in making them
+      collections.deque(lines, maxlen=0)
+      return
+    temporary = self.path / f".{name}.part"
+    with open(temporary, "wb") as file:
+      for line in lines:
+        file.write(_lines([line]))
+    temporary.replace(self.path / name)
 
   def records(self) -> list[dict]:
     """All whole records; a last line that an interrupt broke is left out.

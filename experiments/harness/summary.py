@@ -4,6 +4,7 @@ import collections
 import numpy as np
 
 from experiments.harness import breakdown
+from experiments.harness import cost_model
 from experiments.harness import statistics
 from specjax import counters as counters_lib
 from specjax import expert_counters
@@ -14,22 +15,23 @@ _PER_POSITION = ("drafted_per_position", "trials_per_position", "accepted_per_po
 
 
 def summarize(records: list[dict], baseline: str = "plain", *, costs=None, memory=None, gaps=None,
-              routing=None, widths=None, expert_cost=None, windows=()) -> dict:
+              routing=None, widths=None, expert_cost=None, windows=(), quality=None) -> dict:
   """The summary of a run.
 
   Args:
     records: lines of `requests.jsonl`.
     baseline: the method that speedups are relative to; without records of it they are null.
-    costs: by method, what `costs.step_costs` returns.
+    costs: by method, what `costs.step_costs` returns, or the "methods" of `cost_model.measure`.
     memory: by method, `peak_memory_bytes`.
     gaps: by (id, turn, method), the top-2 logit gap where that text first differs from the baseline's.
     routing: of the target, see `models.base.Routing`; None without mixtures of experts.
     widths: by method, the widths that its passes run at; with `routing` only.
     expert_cost: what `expert_costs.measure` returns; with `routing` only.
     windows: of the target's layers, tokens or None each; () without any.
+    quality: a `quality.registry.Judged` of the records.
 
   Returns:
-    {"schema": 1, "groups": [...]}, fields of features that are not there yet null.
+    {"schema": 1, "groups": [...], "prediction_error": see `cost_model`}, fields of what was not measured null.
   """
   methods = list(dict.fromkeys(r["method"] for r in records))
   languages = collections.defaultdict(set)
@@ -50,12 +52,12 @@ def summarize(records: list[dict], baseline: str = "plain", *, costs=None, memor
       if requests[method]:
         groups.append({"method": method, "category": category, "language": language} |
                       _group(requests[method], requests.get(baseline, {}), method, baseline, costs or {}, memory or {},
-                             gaps or {}) |
+                             gaps or {}, quality) |
                       {"experts": _experts(requests[method], routing, (widths or {}).get(method)),
                        "windows": _windows(requests[method], windows)})
         if routing is not None and (category, language) == ("all", "all"):
           groups[-1]["experts"]["cost"] = expert_cost
-  return {"schema": 1, "groups": groups}
+  return {"schema": 1, "groups": groups, "prediction_error": cost_model.prediction_error(groups)}
 
 
 def _by_request(records):
@@ -66,7 +68,7 @@ def _by_request(records):
   return found
 
 
-def _group(requests, base, method, baseline, costs, memory, gaps):
+def _group(requests, base, method, baseline, costs, memory, gaps, quality):
   everything = [r for records in requests.values() for r in records]
   first = [r for r in everything if r["repeat"] == 0]  # repeats differ in time, not in text or counts
   totals = {name: sum(r["counters"].get(name, 0) for r in first) for name in _COUNTED}
@@ -83,7 +85,7 @@ def _group(requests, base, method, baseline, costs, memory, gaps):
       "steps_beyond_draft_context": totals["steps_beyond_draft_context"], "verifier": first[0]["verifier"],
       "lossless": first[0]["lossless"],
   } | counters_lib.ratios(totals) | {
-      "tokens_per_second": float(np.divide(*np.sum([_tokens_and_seconds(v) for v in requests.values()], axis=0))),
+      "tokens_per_second": float(np.divide(*np.sum([tokens_and_seconds(v) for v in requests.values()], axis=0))),
       "repeated_share": sum(statistics.repeated_tokens(r["token_ids"]) for r in first) / totals["output_tokens"],
       "time_to_first_token_ms": statistics.percentiles([r["time_to_first_token_ms"] for r in everything]),
       "time_per_output_token_ms": statistics.percentiles([r["time_per_output_token_ms"] for r in everything]),
@@ -94,7 +96,8 @@ def _group(requests, base, method, baseline, costs, memory, gaps):
       "identical_to_plain": _identical(requests, base) if greedy and method != baseline and base else None,
       "first_difference_gap": max([gap for (key, _, m), gap in gaps.items() if m == method and key in requests],
                                   default=None),
-      "quality": None,
+      "quality": quality and quality.pooled(everything, [] if method == baseline else [
+          r for records in base.values() for r in records]),
   } | _encoder(everything) | breakdown.of(first) \
     | _speedups(requests, base if method != baseline else {}, costs.get(method), costs.get(baseline)) \
     | _costs_of(first, costs.get(method), step_ms)
@@ -143,7 +146,7 @@ def _speedups(requests, base, costs, base_costs):
   """Measured and predicted speedup over the baseline, on the requests that both have."""
   paired = [k for k in requests if k in base]
   repeats = lambda k: max(map(_repeated, (requests[k], base[k]))) >= statistics.REPEATING
-  pair = lambda keys: ([_tokens_and_seconds(base[k]) for k in keys], [_tokens_and_seconds(requests[k]) for k in keys])
+  pair = lambda keys: ([tokens_and_seconds(base[k]) for k in keys], [tokens_and_seconds(requests[k]) for k in keys])
   # Rows of a batch share its time, so it is batches that are drawn again.
   units = collections.defaultdict(list)
   for key in paired:
@@ -154,11 +157,12 @@ def _speedups(requests, base, costs, base_costs):
       "speedup_interval": statistics.speedup_interval([a for a, _ in pooled], [b for _, b in pooled]),
       "decode_speedup": _decode_rate([requests[k] for k in paired], [base[k] for k in paired]),
       "speedup_without_repeats": statistics.speedup(*pair([k for k in paired if not repeats(k)])),
-      "predicted_speedup": _predicted([requests[k] for k in paired], [base[k] for k in paired], costs, base_costs),
+      "predicted_speedup": cost_model.predicted(
+          [requests[k] for k in paired], [base[k] for k in paired], costs, base_costs, _host_draft_ms),
   }
 
 
-def _tokens_and_seconds(records):
+def tokens_and_seconds(records):
   """(tokens, seconds) of one request: turns add up, repeats are represented by their median time."""
   turns = collections.defaultdict(list)
   for record in records:
@@ -228,22 +232,13 @@ def _costs_of(records, costs, step_ms):
 
 def _draft_ms(records, costs):
   """Of a proposer that drafts on the host the time that its drafts took in the run; else timed alone."""
+  on_host = _host_draft_ms(records, costs)
+  return costs["draft_ms"] if on_host is None else on_host
+
+
+def _host_draft_ms(records, costs):
+  """Milliseconds of a draft in the run, of a proposer that drafts on the host; None for others."""
+  del costs
   on_host = sum(r.get("draft_seconds", 0) for r in records)
   steps = sum(r["counters"]["steps"] for r in records)
-  return on_host * 1e3 / steps if on_host and steps else costs["draft_ms"]
-
-
-def _predicted(requests, base, costs, base_costs):
-  """Speedup of whole requests from separately timed parts: the measured time to the first token of each arm, and its
-  further steps at the cost of their parts."""
-  if not requests or not costs or not base_costs:
-    return None
-
-  def seconds_a_token(arm, costs):
-    records = [r for request in arm for r in request if r["repeat"] == 0]
-    step = _draft_ms(records, costs) + _verify_ms(records, costs) + costs["commit_ms"]
-    # Rows share their batch's time: what is not decoding is prefill and the first step.
-    spent = sum((r["seconds"] - r["decode_seconds"]) * 1e3 + r["decode_steps"] * step for r in records)
-    return spent / sum(len(r["token_ids"]) for r in records)
-
-  return seconds_a_token(base, base_costs) / seconds_a_token(requests, costs)
+  return on_host * 1e3 / steps if on_host and steps else None

@@ -17,7 +17,7 @@ from typing import Any
 import jinja2
 import markupsafe
 
-from experiments.report import figures, outputs, run_folder, tables
+from experiments.report import figures, latency, outputs, quality_tables, run_folder, tables, traces
 from experiments.report.run_folder import ALL, PLAIN
 
 _HERE = pathlib.Path(__file__).parent
@@ -29,6 +29,10 @@ class Setting:
   """One temperature and batch size: its tables and plots. `title` is empty where the run has only one setting."""
   title: str
   findings: list[tables.Finding]
+  best: list[tables.Best]
+  prediction: str
+  quality: tables.Table | None
+  differences: list[str]
   results: tables.Table | None
   languages: tables.Table | None
   costs: tables.Table | None
@@ -64,6 +68,7 @@ def write_report(outdir: pathlib.Path) -> pathlib.Path:
   columns = tables.RESULTS + ((tables.BOUND,) if lossy else ())
   columns += (tables.ENCODER,) if any(group.get("encoder_share") for group in run.groups) else ()
   columns += (tables.WINDOWS,) if any(group.get("windows") for group in run.groups) else ()
+  trace, trace_left_out = ("", 0) if random else traces.load(outdir, run.requests, methods)
   script = (_HERE / "report.js").read_text(encoding="utf-8")
   environment = jinja2.Environment(
       loader=jinja2.FileSystemLoader(_HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
@@ -75,6 +80,7 @@ def write_report(outdir: pathlib.Path) -> pathlib.Path:
       settings=_settings(run, methods, labels, columns, outdir / "plots", random), plain=PLAIN,
       drafting=styles.drafting, colour=styles.colour, labels=labels, columns=columns, cost_columns=tables.COSTS,
       requests=shown, left_out=left_out,
+      trace=markupsafe.Markup(trace), trace_left_out=trace_left_out,
       categories=list(dict.fromkeys(request.category for request in shown)), open_first=_OPEN,
       records=[(name, json.dumps(record, indent=2, ensure_ascii=False)) for name, record in (
           ("config.json", run.config), ("environment.json", run.environment)) if record],
@@ -107,16 +113,27 @@ def _settings(run: run_folder.Run, methods: Sequence[str], labels: dict[str, str
     result.append(Setting(
         title=title,
         findings=[] if random else tables.findings(pooled, drafting),
+        best=[] if random else tables.best(pooled, drafting),
+        prediction="" if random else tables.prediction(pooled),
+        quality=None if random else quality_tables.build(groups, methods),
+        differences=[] if random else quality_tables.differences(groups),
         results=tables.build(pooled, methods, columns, rates=not random),
         languages=tables.build(
             [group for group in groups if group["language"] != ALL], methods, columns, rates=not random),
         costs=tables.build(pooled, methods, tables.COSTS, rates=not random, keep_empty=False),
         experts=tables.experts(pooled, methods), expert_cost=tables.expert_cost(pooled),
         breakdown=None if random else tables.breakdown(pooled, methods),
-        plots=[] if random else figures.draw_all(pooled, labels, plots, suffix),
+        plots=[] if random else figures.draw_all(pooled, labels, plots, suffix) + latency.draw_all(
+            _lines_of(run.requests, temperature, batch), labels, plots, suffix),
         no_interval=any(group["speedup"] is not None and group["speedup_interval"] is None and group["method"] != PLAIN
                         for group in pooled)))
   return result
+
+
+def _lines_of(requests, temperature, batch):
+  """The records of one setting, all where the run has only one."""
+  wanted = {"temperature": temperature, "batch_size": batch}
+  return [line for line in requests if all(value is None or line.get(name) == value for name, value in wanted.items())]
 
 
 def _facts(run: run_folder.Run, methods: Sequence[str]) -> list[tuple[str, str]]:

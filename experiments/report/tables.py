@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Any
 
-from experiments.report.run_folder import ALL
+from experiments.harness import cost_model
+from experiments.report.run_folder import ALL, PLAIN
 
 Group = dict[str, Any]
 DASH = "–"  # a value the run does not have
@@ -122,17 +123,6 @@ def _identical(group: Group) -> Cell:
   return Cell(f"{same:g} of {total:g}", tone="bad" if same < total else "")
 
 
-def _quality(group: Group) -> Cell:
-  quality = group["quality"]
-  if isinstance(quality, dict):
-    return Cell(", ".join(f"{key} {_plain(value)}" for key, value in quality.items()) or DASH)
-  return Cell(_plain(quality))
-
-
-def _plain(value: Any) -> str:
-  return DASH if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
 def _field(form: Callable[..., str], *path: str) -> Callable[[Group], Cell]:
   """The cell of one number of a group, found by its path."""
   def cell(group: Group) -> Cell:
@@ -225,8 +215,7 @@ COSTS = (
     Column("cache", "Peak memory of the cache.", _field(size, "peak_memory_bytes", "cache")),
     Column("without rings", "The same if layers with a window kept all tokens.",
            _field(size, "peak_memory_bytes", "cache_without_rings")),
-    Column("draft", "Peak memory of the drafter.", _field(size, "peak_memory_bytes", "draft")),
-    Column("quality", "The workload's own score of the outputs.", _quality))
+    Column("draft", "Peak memory of the drafter.", _field(size, "peak_memory_bytes", "draft")))
 
 
 def _distinct(row: Group) -> Cell:
@@ -350,3 +339,35 @@ def findings(groups: Sequence[Group], methods: Sequence[str]) -> list[Finding]:
     ends = [f"{times(group['speedup'])} {group['category']}" for group in (ranked[:1] + ranked[-1:])] or [DASH, DASH]
     result.append(Finding(method, overall, *ends))
   return result
+
+
+@dataclasses.dataclass(frozen=True)
+class Best:
+  """The method that was fastest in a category, and its speedup."""
+  category: str
+  method: str
+  speedup: Cell
+
+
+def best(groups: Sequence[Group], methods: Sequence[str]) -> list[Best]:
+  """One line a category, all categories first: plain decoding where no method of `methods` is faster."""
+  result = []
+  for category in sorted(dict.fromkeys(group["category"] for group in groups), key=lambda name: name != ALL):
+    own = [group for group in groups if group["category"] == category and group["method"] in methods
+           and group["speedup"] is not None]
+    if not own:
+      continue
+    fastest = max(own, key=lambda group: group["speedup"])
+    name = "all categories" if category == ALL else category
+    result.append(Best(name, fastest["method"], speedup_cell(fastest)) if fastest["speedup"] > 1
+                  else Best(name, PLAIN, Cell(times(1.0))))
+  return result
+
+
+def prediction(groups: Sequence[Group]) -> str:
+  """How far the cost model was from the measurement, in words; "" where it predicted nothing."""
+  error = cost_model.prediction_error(groups)
+  if error is None:
+    return ""
+  return (f"Predicted and measured speedup differ by {percent(error['median'])} in the median and "
+          f"{percent(error['p90'])} at the 90th percentile, over {error['cells']} cells of a method and a category.")

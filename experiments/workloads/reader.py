@@ -7,7 +7,8 @@ A workload file holds one JSON object a line:
 - `lang`: the language the answer is expected in, as a BCP-47 tag such as "en" or "ko";
 - `prompt`, one user message, or `turns`, a list of user messages with the model's own replies fed in between.
 
-Other fields are ignored, and so are blank lines.
+Other fields are handed on as they are: those that judge an answer (`experiments.quality`) read a reference, tests or a
+schema there. Blank lines are ignored.
 """
 
 import collections
@@ -23,6 +24,7 @@ CATEGORIES = (
   "mixed_ko_en", "safety", "long_qa",
 )
 
+_OWN_FIELDS = ("id", "category", "lang", "prompt", "turns")
 _BUNDLED_PATH = pathlib.Path(__file__).with_name("bundled.jsonl")
 _BUNDLED_LABEL = "experiments/workloads/bundled.jsonl"  # The same on every machine, so that records can be compared.
 
@@ -37,6 +39,7 @@ class Request:
     language: The language the answer is expected in (BCP-47).
     turns: The user's messages, in order; a request with a single prompt has one.
     source: Where the request was read, as "file:line".
+    fields: The line's other fields, as they are. Two requests are equal whatever stands there.
   """
 
   id: str
@@ -44,6 +47,7 @@ class Request:
   language: str
   turns: tuple[str, ...]
   source: str
+  fields: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
 
 def read_workload(
@@ -166,7 +170,8 @@ def _parse_line(line: str, source: str) -> Request:
       found = "an empty list" if values == [] else _describe(values)
       raise ValueError(f"{source}: 'turns' is {found}; a list of at least one user message is needed")
     turns = tuple(_check_text(value, f"turn {index} of 'turns'", source) for index, value in enumerate(values, 1))
-  return Request(id=name, category=category, language=language, turns=turns, source=source)
+  fields = {field: value for field, value in row.items() if field not in _OWN_FIELDS}
+  return Request(id=name, category=category, language=language, turns=turns, source=source, fields=fields)
 
 
 def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""How often a drafted token is accepted, from a run's counters: rates by position, their intervals, and laws fitted to them.
+"""How often a drafted token is accepted, from a run's counters: rates by position, their intervals, and laws fitted to
+them.
 
 The counters of a run say for each position of a draft how often it was judged behind accepted ones (`trials`) and how
-often it was accepted. A *law* gives the conditional acceptance a_d of every position from them, beyond the last position
-that was seen too, so that a draft of any length can be asked what it brings:
+often it was accepted. A *law* gives the conditional acceptance a_d of every position from them, beyond the last
+position that was seen too, so that a draft of any length can be asked what it brings:
 
 - free: each position its own rate; further ones take the pooled rate of the last ones that were judged often.
 - geometric: one rate for all, Leviathan's alpha (arXiv 2211.17192).
@@ -88,8 +89,8 @@ class Law:
     return 1 + float(self.survival(length).sum())
 
   def table(self, length: int, ranks: Sequence[float]) -> np.ndarray:
-    """A table f64[length, K] of acceptance by depth and rank for `tree_tokens`: first children by this law, those of the
-    ranks behind in the proportions of `ranks` f[K], and no more in sum than 1."""
+    """A table f64[length, K] of acceptance by depth and rank for `tree_tokens`: first children by this law, those of
+    the ranks behind in the proportions of `ranks` f[K], and no more in sum than 1."""
     share = np.asarray(ranks, np.float64) / ranks[0]
     table = self.conditional(length)[:, None] * share
     return table / np.maximum(table.sum(1, keepdims=True), 1)
@@ -177,5 +178,5 @@ def _loss(rates, tried, right):
 
 def _check(trials, accepted):
   if trials.shape != accepted.shape or np.any(accepted > trials) or np.any(accepted < 0):
-    raise ValueError(f"trials={trials.tolist()}, accepted={accepted.tolist()}: one of each a position, and of the trials "
-                     "no more are accepted than there are")
+    raise ValueError(f"trials={trials.tolist()}, accepted={accepted.tolist()}: one of each a position, and of the "
+                     "trials no more are accepted than there are")

@@ -42,8 +42,8 @@ class StepTimes:
   def __init__(self, points: Iterable[Point], widths: Sequence[int] | None = None):
     """
     Args:
-      points: measured. widths: those that the engine runs: a pass over n nodes is one of the least width that holds them;
-        None: a pass over n nodes costs T(n).
+      points: measured. widths: those that the engine runs: a pass over n nodes is one of the least width that holds
+        them; None: a pass over n nodes costs T(n).
 
     Raises:
       ValueError: no point, or a time that is not positive.
@@ -63,7 +63,8 @@ class StepTimes:
         lengths[length] = sorted(merged), monotone([float(np.median(merged[w])) for w in sorted(merged)])
 
   @classmethod
-  def of_roofline(cls, deployment, widths: Sequence[int], batches: Sequence[int], lengths: Sequence[int]) -> "StepTimes":
+  def of_roofline(cls, deployment, widths: Sequence[int], batches: Sequence[int],
+                  lengths: Sequence[int]) -> "StepTimes":
     """Those of a model on a slice of accelerators on paper, see `theory.plan.Deployment`."""
     return cls((Point(w, b, s, 1e3 * deployment.step(b, s, w).total) for w in widths for b in batches for s in lengths),
                widths)

@@ -113,7 +113,7 @@ def more(tmp_path_factory, env, arguments, main):
       "lossy": (["--verifier=lossy_typical", "--typical_epsilon=0.001", "--temperature=0.8", "--categories=chat",
                  "--nocosts", f"--workload={workload}"], ""),
       "batch": (["--batch_size=2", "--methods=ngram", "--nocosts", f"--workload={workload}"], ""),
-      "one method": (["--methods=ngram", "--nocosts", "--limit=1", f"--workload={workload}"], ""),
+      "one method": (["--methods=ngram", "--nocosts", "--limit=1", "--trace=1", f"--workload={workload}"], ""),
       "experts": (["--target=tests/fixtures/families/mixtral", "--limit=1", f"--workload={workload}"], PEAKS),
       "windows": (["--target=tests/fixtures/families/gemma3", "--nocosts", "--limit=1", f"--workload={workload}"], ""),
       "raw": (["--methods=plain", "--raw", "--nocosts", "--languages=ko", f"--workload={workload}"], ""),
@@ -334,6 +334,19 @@ def test_without_plain_there_is_nothing_to_compare(more):
   for group in load(more["one method"][1], "summary.json")["groups"]:
     assert group["method"] == "ngram"
     assert group["speedup"] is None and group["identical_to_plain"] is None
+
+
+def test_a_trace_holds_the_steps_of_what_was_measured(more):
+  """A line a step of the first turn, and the page shows them; without the flag there is no such file."""
+  folder = more["one method"][1]
+  steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text(encoding="utf-8").splitlines()]
+  for (name, turn, _, method), record in lines(folder).items():
+    own = [step for step in steps if step["id"] == name]
+    if not turn:
+      assert {step["method"] for step in own} == {method} and len(own) == record["counters"]["steps"]
+      assert [token["token"] for step in own for token in step["emitted"]] == record["token_ids"]
+  assert "Step by step" in (folder / "report.html").read_text(encoding="utf-8")
+  assert not (more["raw"][1] / "steps.jsonl").exists()
 
 
 def test_a_mixture_of_experts_reports_its_experts(more):

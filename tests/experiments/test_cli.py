@@ -108,6 +108,7 @@ FLAGS = {
                      str(got["methods"].get("auto_lookup"))),
     "draft_cost": ("0.125", lambda got: "draft_cost=0.125" in str(got["methods"].get("early_exit"))),
     "pair": ("qwen2.5-coder", lambda got: got["target"] == "qwen2.5-coder-1.5b"),
+    "preset": ("{dir}/advice.json", lambda got: (got["target"], list(got["methods"])) == ("x/y", ["plain", "suffix"])),
     "repeats": ("3", lambda got: got["repeats"] == 3),
     "raw": ("true", lambda got: got["raw"] is True),
     "repetition_penalty": ("1.25", lambda got: "repetition_penalty=1.25" in got["all_params"]),
@@ -127,7 +128,10 @@ FLAGS = {
     "outdir": ("some/where", lambda got: got["outdir"] == "some/where"),
     "overwrite": ("true", lambda got: got["overwrite"] is True),
     "resume": ("true", lambda got: got["resume"] is True),
+    "quality": ("true", lambda got: got["quality"] is True),
+    "run_code": ("true", lambda got: got["run_code"] is True),
     "costs": ("false", None),  # see test_benchmark
+    "trace": ("1", None),  # see test_benchmark
     "coordinator": (f"127.0.0.1:{many_processes.free_port()}", lambda got: got["joined"]),
     "num_processes": ("1", lambda got: got["joined"]),
     "process_id": ("0", lambda got: got["joined"]),
@@ -170,8 +174,9 @@ WITH |= {name: [f"--coordinator=127.0.0.1:{many_processes.free_port()}", "--num_
 WITH |= {name: ["--mesh=data:1"] for name in ("draft_sharding", "must_divide")}
 for name in ("coordinator", "num_processes", "process_id"):
   WITH[name] = [arg for arg in WITH[name] if not arg.startswith(f"--{name}=")]
-SELECTS = {"pair": {"target", "draft"}}  # a flag that stands for others
-NOT_SETTINGS = {"outdir", "overwrite", "resume", "costs", *distributed.NAMES}
+WITH["run_code"] = ["--quality"]
+SELECTS = {"pair": {"target", "draft"}, "preset": {"target", "methods"}}  # a flag that stands for others
+NOT_SETTINGS = {"outdir", "overwrite", "resume", "costs", "trace", "quality", "run_code", *distributed.NAMES}
 
 # What the message must name, beside "error:". Each is a benchmark on the tiny target unless it says otherwise.
 BAD = {
@@ -220,6 +225,9 @@ BAD = {
     "fixed and grown tree of a head": (["--methods=eagle", "--eagle_head={dir}/eagle", "--tree_shape=2,1",
                                         "--tree_beam=2"], ["--tree_shape=2,1", "--tree_beam=2"]),
     "head of another EAGLE": (["--methods=eagle", "--eagle_head={dir}/eagle3"], ["--eagle_head", "of the kind eagle3"]),
+    "target beside a preset": (["--preset={dir}/advice.json"], ["--preset=", "--target"]),
+    "preset that is no advice": (["--preset={dir}/two.jsonl"], ["--preset=", "two.jsonl"]),
+    "preset that is not there": (["--preset={dir}/none.json"], ["--preset=", "none.json"]),
     "target beside a pair": (["--pair=qwen2.5-coder"], ["--pair=qwen2.5-coder", "--target"]),
     "no method": (["--methods="], ["--methods", "plain, ngram"]),
     "method given twice": (["--methods=plain,plain"], ["--methods", "once"]),
@@ -265,6 +273,7 @@ BAD = {
     "resume of no run": (["--outdir={dir}/thesis", "--resume"], ["--resume", "config.json"]),
     "resume of nothing": (["--outdir={dir}/new", "--resume"], ["--resume", "new"]),
     "resume without an outdir": (["--outdir=", "--resume"], ["--outdir"]),
+    "code that nothing judges": (["--run_code", "--target=nope"], ["--run_code", "--quality"]),
     "unknown verifier": (["--verifier=magic"], ["--verifier=magic", "point", "lossy_cascade"]),
     "verifier that needs sampled drafts": (["--verifier=kseq", "--target=nope"],
                                            ["--verifier=kseq", "ngram", "point,"]),
@@ -336,6 +345,8 @@ def folder(tmp_path_factory):
   write("long.jsonl", line(), line("b", prompt="hello " * 60))
   turns = {"id": "b", "category": "chat", "lang": "en", "turns": ["x" * 60] * 5}
   write("turns.jsonl", line(), json.dumps(turns) + "\n")
+  advised = {"category": "chat", "method": "suffix", "settings": {}}
+  (path / "advice.json").write_text(json.dumps({"schema": 1, "target": "x/y", "overall": advised, "types": [advised]}))
   (path / "thesis").mkdir()
   (path / "thesis" / "thesis.tex").write_text("years of work")
   tokenizer = checkpoints.Tokenizer.from_folder(programs.ROOT / programs.TINY)

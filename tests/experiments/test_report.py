@@ -12,7 +12,7 @@ from matplotlib import figure as mpl_figure
 import pytest
 
 from experiments import report
-from experiments.report import figures, outputs, page, tables
+from experiments.report import figures, latency, outputs, page, tables, traces
 
 HOSTILE = ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "' onmouseover='alert(1)", "</details></pre>",
            "</span>&lt;b&gt;", "{{ 7 * 7 }}", "$\\frac{1}$", "\ud800", "\u202e"]
@@ -62,6 +62,35 @@ def make_request(identity="r0", method="ngram", category="code", *, pieces=("def
       "counters": {"steps": 3, "drafted_tokens": 9, "accepted_tokens": sum(drafted)},
       "time_to_first_token_ms": 61.5, "latency_ms": 320.25}
   return {**line, **fields}
+
+
+def make_steps(identity="code-0", category="code", methods=("plain", "ngram"), pieces=(" f", "(x", "</script>", ")")):
+  """Lines of `steps.jsonl`: a text of four tokens, by single steps of plain decoding, or by two steps of a method that
+  drafts: a tree of two branches, and a chain."""
+  def step(method, number, tokens, parents, path, emitted, **fields):
+    size = len(tokens)
+    depths = [0]
+    for parent in parents[1:]:
+      depths.append(depths[parent] + 1)
+    line = {
+        "id": identity, "category": category, "language": "en", "method": method, "step": number, "tokens": tokens,
+        "pieces": [f" t{token}" for token in tokens], "parents": parents, "depths": depths, "sampled": [False] * size,
+        "p": [None] + [0.5] * (size - 1), "model_p": [None] + [0.4] * (size - 1), "q": [None] * size, "stop": None,
+        "offered": size - 1, "path": path, "accepted": len(path) - 1, "width": 1 if size == 1 else 8,
+        "emitted": [{"token": 7 + place, "piece": pieces[place],
+                     "origin": "drafted" if i < len(path) - 1 else "new"} for i, place in enumerate(emitted)],
+        "end": {"reason": "no_child", "node": path[-1], "u": None, "token": 7 + emitted[-1],
+                "piece": pieces[emitted[-1]], "p": 0.25}, "finish_reason": None, "driver": "device"}
+    line["end"] |= fields.pop("end", {})
+    return {**line, **fields}
+
+  lines = [step("plain", i, [6 + i], [0], [0], [i]) for i in range(len(pieces))]
+  lines[-1]["finish_reason"] = "length"
+  lines += [
+      step("ngram", 0, [6, 7, 5, 8, 4], [0, 0, 0, 1, 3], [0, 1, 3], [0, 1, 2], end={"reason": "rejected", "u": 0.75},
+           sampled=[False] + [True] * 4, q=[None] + [0.5] * 4, stop=[0.25, 0.0, 0.25, 0.25, 0.25]),
+      step("ngram", 1, [9], [0], [0], [3], finish_reason="length", end={"u": 0.5})]
+  return [line for line in lines if line["method"] in methods]
 
 
 def write_run(folder, groups=None, requests=None, *, config=None, environment=None, **summary):
@@ -151,7 +180,7 @@ def render(folder):
 
 def assert_safe(parsed):
   """Only the page's own script runs, and nothing is loaded from elsewhere."""
-  assert len(parsed.named("script")) <= 1
+  assert len([attrs for attrs in parsed.named("script") if attrs.get("type") != "application/json"]) <= 1
   for tag, attrs in parsed.elements:
     assert not [name for name in attrs if name.startswith("on")], (tag, attrs)
     for name in ("src", "href", "srcset", "data", "action", "poster"):
@@ -163,6 +192,7 @@ def assert_safe(parsed):
 def no_plots(monkeypatch):
   """For the tests that are not about plots: drawing is most of the time."""
   monkeypatch.setattr(figures, "draw_all", lambda *args: [])
+  monkeypatch.setattr(latency, "draw_all", lambda *args: [])
 
 
 def test_table_shows_every_cell_of_the_summary(tmp_path, no_plots):
@@ -190,7 +220,7 @@ def test_fewer_tokens_a_step_than_break_even_are_marked():
 def test_rows_are_grouped_by_category_with_the_overall_rows_first_and_plain_on_top(tmp_path, no_plots):
   groups = [make_group(m, c) for c in ("code", "chat", "all") for m in ("suffix", "plain")]
   parsed = render(write_run(tmp_path, groups))
-  first = next(i for i, row in enumerate(parsed.rows) if row[:1] == ["all categories"])
+  first = next(i for i, row in enumerate(parsed.rows) if row == ["all categories", ""])
   assert [row[0] for row in parsed.rows[first:first + 9]] == [
       "all categories", "plain", "suffix", "code", "plain", "suffix", "chat", "plain", "suffix"]
 
@@ -250,8 +280,8 @@ def test_page_stands_alone_and_its_plots_are_written(tmp_path):
   assert "url(" not in style and "@import" not in style and "prefers-color-scheme: dark" in style
   written = {path.name for path in (folder / "plots").iterdir()}
   assert written == {"speedup.png", "acceptance_overall.png", "acceptance_by_category.png", "predicted.png",
-                     "step_cost.png"}
-  assert len(parsed.named("img")) == len(parsed.named("source")) == 5
+                     "step_cost.png", "latency.png"}
+  assert len(parsed.named("img")) == len(parsed.named("source")) == 6
   assert all((folder / "plots" / name).read_bytes().startswith(b"\x89PNG") for name in written)
 
 
@@ -328,7 +358,7 @@ def test_missing_companions_are_said(tmp_path, no_plots):
   parsed = render(folder)
   for name in ("config.json", "environment.json", "requests.jsonl"):
     assert f"{name} is missing" in parsed.text
-  assert "This run holds no outputs to show." in parsed.text and not parsed.named("script")
+  assert "This run holds no outputs to show." in parsed.text and not parsed.named("select")
 
 
 @pytest.mark.parametrize("kind, message", [
@@ -416,7 +446,7 @@ def test_a_run_of_plain_decoding_only(tmp_path):
   folder = write_run(tmp_path, [make_group("plain", c) for c in ("all", "code")], [make_request("r0", "plain")])
   parsed = render(folder)
   assert "No drafting method in this run" in parsed.text
-  assert [path.name for path in (folder / "plots").iterdir()] == ["step_cost.png"]
+  assert {path.name for path in (folder / "plots").iterdir()} == {"step_cost.png", "latency.png"}
   assert parsed.row("plain", "12")[6] == "41.2"
 
 
@@ -528,6 +558,93 @@ def test_many_methods_and_categories_draw(tmp_path):
   styles = figures.Styles(methods)
   looks = {(styles.colour(m), styles.marker(m), styles.hatch(m)) for m in methods[1:]}
   assert len(looks) == 9
+
+
+def test_the_best_method_of_a_category_is_plain_where_none_is_faster():
+  cell = lambda method, category, speedup: make_group(method, category, speedup=speedup, speedup_interval=None)
+  groups = [cell("ngram", "code", 1.5), cell("suffix", "code", 1.6), cell("ngram", "all", 1.2),
+            cell("plain", "all", 1.0), cell("ngram", "chat", 0.8), cell("suffix", "chat", None)]
+  assert tables.best(groups, ["ngram", "suffix"]) == [
+      tables.Best("all categories", "ngram", tables.Cell("1.20×")),
+      tables.Best("code", "suffix", tables.Cell("1.60×")),
+      tables.Best("chat", "plain", tables.Cell("1.00×"))]
+
+
+def test_the_page_says_how_far_the_prediction_was(tmp_path, no_plots):
+  groups = [make_group("ngram", category, speedup=2.0, predicted_speedup=predicted)
+            for category, predicted in (("all", 9.0), ("code", 2.2), ("chat", 1.0), ("math", 2.0))]
+  assert "differ by 10.0% in the median and 42.0% at the 90th percentile, over 3 cells" in render(
+      write_run(tmp_path, groups)).text
+  assert "90th percentile" not in render(write_run(tmp_path / "none", [make_group(predicted_speedup=None)])).text
+
+
+def test_quality_has_a_row_for_every_method_and_metric(tmp_path, no_plots):
+  given = {"parses": {"mean": 0.875, "n": 8, "difference": -0.125, "difference_interval": [-0.25, 0.0]},
+           "differences": [{"id": "r1", "turn": 0, "metrics": {"parses": [True, False]}}]}
+  groups = [make_group(m, c, quality=given if m == "ngram" else None) for c in ("all", "code")
+            for m in ("ngram", "plain")]
+  parsed = render(write_run(tmp_path, groups))
+  at = parsed.rows.index(["code: parses", ""])
+  assert parsed.rows[at - 1] == ["method", "mean", "n", "minus plain"]
+  assert parsed.rows[at + 1] == ["ngram", "0.88", "8", "-0.125[-0.25, +0]"]
+  assert parsed.rows[at + 2] == ["all categories: parses", ""]
+  assert "ngram, r1: parses true → false" in parsed.text
+  assert "Quality" not in render(write_run(tmp_path / "none")).text
+
+
+def test_latencies_are_drawn_as_shares_of_requests():
+  fig = mpl_figure.Figure()
+  lines = [make_request(f"r{i}", "ngram", latency_ms=ms) for i, ms in enumerate((30.0, 10.0, 20.0, 40.0))]
+  assert latency.distribution(fig, lines, figures.Styles(["plain", "ngram"]))
+  (line,) = fig.axes[0].lines
+  assert line.get_xdata().tolist() == [10, 10, 20, 30, 40] and line.get_ydata().tolist() == [0, 0.25, 0.5, 0.75, 1]
+  assert not latency.distribution(mpl_figure.Figure(), [{"method": "ngram"}], figures.Styles(["ngram"]))
+
+
+def embedded(page_text):
+  """The trace as the page's script reads it: what stands up to the first end of a script."""
+  data = re.search(r'<script type="application/json" id="trace-data">(.*?)</script', page_text, re.S)
+  return json.loads(data.group(1))
+
+
+def write_steps(folder, steps):
+  (folder / "steps.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps), encoding="utf-8")
+
+
+def test_the_page_embeds_the_trace_whatever_its_text_holds(tmp_path, no_plots):
+  folder = write_run(tmp_path, requests=[make_request("code-0", m, prompt="x" * 999 + "<!--<script>") for m in (
+      "plain", "ngram")])
+  hostile = ("</script><script>alert(1)</script>", "<!--<script>", "\u2028", "\ud800")
+  write_steps(folder, make_steps(pieces=hostile))
+  parsed = render(folder)
+  assert_safe(parsed)
+  assert len(parsed.named("script")) == 2
+  (found,) = embedded((folder / "report.html").read_text(encoding="utf-8"))
+  assert [method["name"] for method in found["methods"]] == ["plain", "ngram"]
+  texts = ["".join(token["piece"] for step in method["steps"] for token in step["emitted"])
+           for method in found["methods"]]
+  assert texts == ["".join(hostile)] * 2
+  assert found["prompt"] == "…" + "x" * (600 - 12) + "<!--<script>"
+  assert found["methods"][1]["steps"][0] == {name: value for name, value in make_steps(pieces=hostile)[4].items()
+                                             if name not in ("id", "category", "language", "method", "step", "driver")}
+
+
+def test_a_large_trace_is_cut_request_by_request_with_every_category_in_it(tmp_path):
+  write_steps(tmp_path, [line for i in range(3) for category in ("code", "chat")
+                         for line in make_steps(f"{category}-{i}", category)])
+  everything, none = traces.load(tmp_path, [], ["plain", "ngram"])
+  assert len(json.loads(everything)) == 6 and none == 0
+  text, left = traces.load(tmp_path, [], ["plain", "ngram"], max_bytes=2 * len(everything) // 5)
+  assert [request["id"] for request in json.loads(text)] == ["code-0", "chat-0"] and left == 4
+  text, left = traces.load(tmp_path, [], ["ngram"], max_bytes=0)
+  assert [[m["name"] for m in request["methods"]] for request in json.loads(text)] == [["ngram"]] and left == 5
+
+
+def test_a_run_without_a_readable_trace_has_no_explorer(tmp_path, no_plots):
+  assert "Step by step" not in render(write_run(tmp_path / "none")).text
+  folder = write_run(tmp_path / "broken")
+  (folder / "steps.jsonl").write_text('{"id": "a"}\nhalf a li\n', encoding="utf-8")
+  assert "Step by step" not in render(folder).text
 
 
 def figures_ready(group):

@@ -42,7 +42,7 @@ def summarize(records, **kwargs):
   """Groups by (method, category, language), and by batch size too where there are several."""
   found = summary_lib.summarize(records, **kwargs)
   json.dumps(found, allow_nan=False)
-  assert found["schema"] == 1 and set(found) == {"schema", "groups"}
+  assert found["schema"] == 1 and set(found) == {"schema", "groups", "prediction_error"}
   several = len({r["batch_size"] for r in records}) > 1
   key = lambda g: (g["method"], g["category"], g["language"], *([g["batch_size"]] if several else []))
   groups = {key(g): g for g in found["groups"]}
@@ -372,9 +372,11 @@ def test_costs_of_a_step():
 
 
 def test_predicted_speedup():
-  """Of whole requests: the measured time to the first token, then steps at the cost of their parts."""
-  plain = 100 + 7 * (1 + 20 + 2)
-  ngram = 50 + 3 * (3 + 26 + 2.5)
+  """Of whole requests: the measured time to the first token and plain steps, then steps at the cost of their parts
+  beside that of plain ones."""
+  scale = 300 / (7 * (1 + 20 + 2))  # plain decoding took 300 ms
+  plain = 100 + 300
+  ngram = 50 + scale * 3 * (3 + 26 + 2.5)
   assert overall(both(), costs=COSTS)["predicted_speedup"] == pytest.approx(plain / ngram)
   assert overall(both(), costs={"ngram": COSTS["ngram"]})["predicted_speedup"] is None
   # On the requests that both have, repeats once.
@@ -385,8 +387,28 @@ def test_predicted_speedup():
 def test_predicted_speedup_of_a_batch():
   """Rows share the first token's time and the steps of their batch."""
   records = [*rows("ab", (8, 8), (8, 8), 0.8, "plain"), *rows("ab", (8, 8), (4, 3), 0.4)]
-  plain, ngram = 200 + 7 * 23, 100 + 3 * (3 + 26 + 2.5)
+  plain, ngram = 800, 100 + 600 / (7 * 23) * 3 * (3 + 26 + 2.5)
   assert overall(records, costs=COSTS)["predicted_speedup"] == pytest.approx(plain / ngram)
+
+
+def test_costs_of_other_lengths_are_interpolated():
+  """A text of 100 + 4 tokens has 256 slots: halfway between the measured ones."""
+  at = lambda slots, factor: {"slots": slots, "draft_ms": 3.0 * factor, "commit_ms": 2.5 * factor,
+                              "verify_ms": [20.0 * factor, 28.0 * factor]}
+  costs = COSTS | {"ngram": COSTS["ngram"] | {"by_slots": [at(128, 1), at(384, 3)]}}
+  ngram = 50 + 300 / (7 * 23) * 3 * 2 * (3 + 26 + 2.5)
+  assert overall(both(), costs=costs)["predicted_speedup"] == pytest.approx(400 / ngram)
+
+
+def test_prediction_error():
+  """Over the cells of methods and categories: neither the pooled cell nor languages count, which say the same again."""
+  cells = lambda **costs: summary_lib.summarize([*both("a"), *both("b", category="code", gain=4.0)], **costs)
+  found = cells(costs=COSTS)
+  errors = sorted(abs(g["predicted_speedup"] / g["speedup"] - 1) for g in found["groups"]
+                  if g["method"] == "ngram" and g["category"] != "all")
+  assert found["prediction_error"] == {"median": pytest.approx(sum(errors) / 2), "cells": 2,
+                                       "p90": pytest.approx(errors[0] + 0.9 * (errors[1] - errors[0]))}
+  assert cells()["prediction_error"] is None
 
 
 def test_memory_is_by_method():

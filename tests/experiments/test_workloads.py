@@ -54,6 +54,13 @@ def test_bundled_sizes_suit_a_small_model():
       assert length <= 1500, request.id
 
 
+def test_other_fields_are_handed_on(tmp_path):
+  spec = _write(tmp_path / "own.jsonl", _row("a", reference="4", tests=["assert 1"], schema={"type": "object"}), _row("b"))
+  first, second = read_workload(spec)
+  assert first.fields == {"reference": "4", "tests": ["assert 1"], "schema": {"type": "object"}} and second.fields == {}
+  assert hash(first) != hash(second)
+
+
 def test_bundled_has_conversations():
   chats = read_workload("bundled", categories=["chat"])
   assert sum(len(request.turns) > 1 for request in chats) >= 2

@@ -1,0 +1,368 @@
+"""The order in which methods are tried: plain decoding first, then the cheapest methods, draft models, learned heads.
+
+A stage measures its arms interleaved with plain decoding on the tuning half of every kind of request that is still
+open. A kind is closed to an arm by a bound: were all of its draft accepted, or as many as the upper end of the
+interval of its acceptance allows, the step would still not be worth its measured time. What is best for a kind is then
+measured on the other half. The number of requests is chosen so that all of it fits into the time that was asked for.
+"""
+import contextlib
+import dataclasses
+import time
+
+from absl import flags
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from experiments.harness import advice
+from experiments.harness import advice_facts
+from experiments.harness import costs as costs_lib
+from experiments.harness import measure
+from experiments.harness import methods
+from experiments.harness import settings
+from specjax import decode
+from specjax.theory import acceptance
+from specjax.theory import speedup
+from specjax.verifiers import point
+
+CHEAP = ("ngram", "suffix", "auto_lookup")
+MODELS = ("draft_model",)
+HEADS = ("eagle3", "eagle", "medusa", "hydra", "dflash", "dspark", "mtp", "peagle")
+_LEAST_GAIN = 1.02
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+  """A method with the values of its flags."""
+  name: str
+  method: str
+  settings: dict = dataclasses.field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def given(values: dict):
+  """Flags with these values, as if they had been given; as before at the end."""
+  before = {name: (flags.FLAGS[name].value, flags.FLAGS[name].using_default_value) for name in values}
+  try:
+    for name, value in values.items():
+      flags.FLAGS[name].value, flags.FLAGS[name].using_default_value = value, False
+    yield
+  finally:
+    for name, (value, default) in before.items():
+      flags.FLAGS[name].value, flags.FLAGS[name].using_default_value = value, default
+
+
+class Advisor:
+  """Measures a target on requests, stage by stage, within a time."""
+
+  def __init__(self, target, tokenizer, name: str, requests: list, stages: list[list[Arm]], *, minutes: float,
+               raw: bool = False, verifier=point.Point(), clock=time.monotonic, log=lambda text: None):
+    """
+    Args:
+      target, tokenizer, name: as loaded, and by its name. requests: of the workload.
+      stages: arms in the order in which they are tried. minutes: for all of it. raw, verifier: as in `measure.Plan`.
+      clock: seconds. log: takes a line of progress.
+    """
+    self._given = methods.Given(target, tokenizer, name)
+    self._raw, self._verifier = raw, verifier
+    self._clock, self._log, self._end = clock, log, clock() + 60 * minutes
+    self.kinds = advice.kinds(requests)
+    self.stages, self.records, self.left_out = stages, [], []
+    self._pairs = {}     # (arm, kind, half): ([(tokens, seconds)] of plain, of the arm)
+    self._counts = {}    # (arm, kind): records of the tuning half
+    self._plain = {}     # kind: those of plain decoding, of every stage
+    self._stopped = {}   # (arm, kind): why
+    self._draft_ms, self._times, self._proposers = {}, None, {}
+    self._limit, self._seconds = None, None
+
+  def run(self) -> dict:
+    """Everything; returns what `advice.json` holds."""
+    self._proposers["plain"] = methods.build("plain", self._given)
+    everything = [r for requests in self.kinds.values() for r in requests]
+    plan = self._plan({"plain": self._proposers["plain"]}, everything)
+    measure.check(plan)
+    begin = self._clock()
+    measure.warm_up(plan)
+    compiled = self._clock() - begin
+    self._seconds = measure.estimate(plan) / len(everything)
+    self._choose_limit(max(compiled, 1.0))
+    with tqdm(total=self._runs_left(self.stages), desc="measuring", unit="run", leave=False) as self._bar:
+      for index, arms in enumerate(self.stages):
+        self._stage(index, arms)
+      self._held_out()
+    return self._advice()
+
+  def _plan(self, proposers, requests):
+    return measure.Plan(target=self._given.target, tokenizer=self._given.tokenizer, methods=proposers,
+                        batches=[[request] for request in requests], repeats=1,
+                        max_new_tokens=settings.MAX_NEW_TOKENS.value, raw=self._raw, verifier=self._verifier)
+
+  def _choose_limit(self, compile_s):
+    """Requests of a half and kind: as many as fit with all stages, one at least; where that is too long, `_stage`
+    leaves out the last arms."""
+    arms = sum(map(len, self.stages))
+    longest = max(len(requests) for requests in self.kinds.values())
+    for self._limit in range((longest + 1) // 2, 0, -1):
+      if self._clock() + arms * compile_s + self._runs_left(self.stages) * self._seconds <= self._end:
+        return
+
+  def _half(self, kind, held_out):
+    return advice.halves(self.kinds[kind])[held_out][:self._limit]
+
+  def _runs_left(self, stages):
+    tuned = sum(len(self._half(kind, False)) for kind in self.kinds)
+    held = sum(len(self._half(kind, True)) for kind in self.kinds)
+    return tuned * sum(1 + len(arms) for arms in stages if arms) + 3 * held
+
+  def _stage(self, index, arms):
+    """Tries the arms of one stage on all kinds that are open to them."""
+    built = {}
+    for arm in arms:
+      if self._clock() >= self._end - self._reserve():
+        self.left_out.append({"arm": arm.name, "why": "the time of --minutes was over"})
+        continue
+      try:
+        with given(arm.settings):
+          proposer = methods.build_all([arm.method], self._given)[arm.method]
+      except ValueError as error:
+        self.left_out.append({"arm": arm.name, "why": str(error)})
+        continue
+      self._proposers[arm.name] = built[arm.name] = proposer
+    if not built:
+      self._bar.total = max(self._bar.n, self._bar.total - sum(len(self._half(k, False)) for k in self.kinds))
+      return
+    self._log(f"stage {index + 1} of {len(self.stages)}: {', '.join(built)}")
+    self._time_parts(built)
+    opened = {kind: [name for name in built if self._open(name, kind)] for kind in self.kinds}
+    # One request of each kind first: a bound on its acceptance may close the kind to an arm.
+    self._try(opened, slice(0, 1))
+    self._try({kind: [name for name in names if not self._bounded(name, kind)] for kind, names in opened.items()},
+              slice(1, None))
+
+  def _try(self, opened, part):
+    """Measures the arms that are open to each kind on a part of its tuning half; kinds with the same arms together."""
+    for names in dict.fromkeys(tuple(names) for names in opened.values() if names):
+      self._measure(names, {kind: self._half(kind, False)[part] for kind, those in opened.items()
+                            if tuple(those) == names}, held_out=False)
+
+  def _measure(self, names, by_kind, *, held_out):
+    """Plain decoding and arms, interleaved, on the requests of each kind."""
+    owner = {r.id: kind for kind, requests in by_kind.items() for r in requests}
+    requests = [r for each in by_kind.values() for r in each]
+    if not requests:
+      return
+    plan = self._plan({"plain": self._proposers["plain"]} | {name: self._proposers[name] for name in names}, requests)
+    self._bar.set_description("compiling")
+    measure.warm_up(plan)
+    self._bar.set_description("held out" if held_out else "tuning")
+    by_arm = {}
+    for records in measure.measure(plan, lambda: self._bar.update(1)):
+      self.records += [record | {"half": "held_out" if held_out else "tuning"} for record in records]
+      for record in records:
+        by_arm.setdefault((record["method"], owner[record["id"]]), []).append(record)
+      if not held_out and self._clock() >= self._end - self._reserve():
+        self.left_out.append({"arm": ", ".join(names), "why": "the time of --minutes was over amid a stage"})
+        break
+    for kind in (kind for kind in by_kind if ("plain", kind) in by_arm):
+      plain = by_arm["plain", kind]
+      if not held_out:
+        self._plain[kind] = self._plain.get(kind, []) + plain
+      for name in names:
+        ours, before = by_arm[name, kind], self._pairs.get((name, kind, held_out), ([], []))
+        self._pairs[name, kind, held_out] = before[0] + _pairs(plain), before[1] + _pairs(ours)
+        if not held_out:
+          self._counts[name, kind] = self._counts.get((name, kind), []) + ours
+
+  def _reserve(self):
+    """Seconds that the held-out half will take."""
+    return 3 * (self._seconds or 0) * sum(len(self._half(kind, True)) for kind in self.kinds)
+
+  def _time_parts(self, built):
+    """T(w) of the target once, by the first arm that drafts, and the draft of every arm."""
+    request = next(iter(self.kinds.values()))[0]
+    ids = self._given.tokenizer.encode(request.turns[0], add_special_tokens=True)
+    text = (ids * (128 // len(ids) + 1))[:128]
+    text = text[:max(2, self._given.target.max_context // 2)]
+    params = settings.sampling_params()
+    for name, proposer in built.items():
+      if self._times is None:
+        found = costs_lib.step_costs(self._given.target, proposer, text, params=params, verifier=self._verifier)
+        self._times = speedup.StepTimes(speedup.Point(width, 1, len(text), ms) for width, ms in
+                                        zip(found["widths"], found["verify_ms"]))
+        self._draft_ms[name] = found["draft_ms"]
+      else:
+        timer = costs_lib.draft_timer(self._given.target, proposer, text, params=params, verifier=self._verifier)
+        self._draft_ms[name] = float(np.median([timer() for _ in range(3)]))
+
+  def _width(self, nodes):
+    return next(width for width in decode.WIDTHS if width >= nodes)
+
+  def _request(self, kind):
+    """Output tokens and prefill of a kind, on the scale of `_times`, from what plain decoding took there."""
+    plain = self._plain.get(kind)
+    if not plain:
+      return speedup.ENDLESS
+    step = _plain_ms(plain)
+    scale = self._times.ms(1) / step if step else 1.0
+    first = sum(r["seconds"] - r["decode_seconds"] for r in plain) * 1e3 / len(plain) * scale
+    return speedup.Request(sum(len(r["token_ids"]) for r in plain) / len(plain), first)
+
+  def _open(self, name, kind):
+    """Whether full acceptance could pay; else the arm is closed, with the reason."""
+    proposer = self._proposers[name]
+    depth, cost = proposer.max_depth, speedup.DraftCost(fixed=self._draft_ms[name])
+    most = max(speedup.predict(n + 1, self._width(min(n + 1, proposer.max_nodes)), n, self._times, cost,
+                               request=self._request(kind)) for n in {1, depth})
+    if proposer.max_depth and most >= _LEAST_GAIN:
+      return True
+    self._stopped[name, kind] = (f"even if all of its {depth} drafted tokens were accepted, the speedup would be at "
+                                 f"most {most:.2f}")
+    return False
+
+  def _bounded(self, name, kind):
+    """Why even the upper end of the interval of its acceptance does not pay; None if it may, or nothing was tried."""
+    if (name, kind) not in self._counts:
+      return None
+    records, proposer = self._counts[name, kind], self._proposers[name]
+    trials, accepted = (np.sum([r["counters"][f"{which}_per_position"] for r in records], axis=0)
+                        for which in ("trials", "accepted"))
+    if not proposer.chains or trials.sum() < 32:
+      return None
+    depth = proposer.max_depth
+    tokens = acceptance.upper_tokens(trials, accepted, depth)
+    # A lookup drafts only now and then, and its other steps are plain ones: what counts is a step that drafts.
+    needed = speedup.tokens_needed(4, depth, self._times, speedup.DraftCost(fixed=self._draft_ms[name]))
+    if tokens < needed:
+      return (f"its acceptance brings at most {tokens:.2f} tokens a step (upper end of the 95% interval), and the "
+              f"cheapest one must bring {needed:.2f}")
+    return None
+
+  def _held_out(self):
+    """Measures on the other half the best of each kind, and the best of all."""
+    self.overall_arm = self._best_overall()
+    wanted = {}
+    for kind in self.kinds:
+      best = advice.best_tried([c for c in self._candidates(kind) if not c.stopped])
+      names = dict.fromkeys(name for name in (best and best.arm, self.overall_arm) if name)
+      if names:
+        wanted.setdefault(tuple(names), []).append(kind)
+    self._bar.total = self._bar.n + sum((1 + len(names)) * len(self._half(kind, True))
+                                        for names, kinds in wanted.items() for kind in kinds)
+    for names, kinds in wanted.items():
+      self._measure(names, {kind: self._half(kind, True) for kind in kinds}, held_out=True)
+
+  def _best_overall(self):
+    """The arm that is fastest on the tuning half of all kinds together, of those that were tried on most of them."""
+    found = {}
+    tried = {name: [kind for kind in self.kinds if (name, kind, False) in self._pairs] for name in self._draft_ms}
+    most = max(map(len, tried.values()), default=0)
+    for name, kinds in tried.items():
+      if kinds and len(kinds) >= 0.8 * most:
+        sides = [sum((list(self._pairs[name, kind, False][side]) for kind in kinds), []) for side in (0, 1)]
+        found[name] = advice.paired(*sides)[0] or 0.0
+    best = max(found, key=found.get, default=None)
+    return best if best and found[best] >= advice.MARGIN else None
+
+  def _candidates(self, kind):
+    found = []
+    for arm in (arm for arms in self.stages for arm in arms):
+      stopped = self._stopped.get((arm.name, kind))
+      tried, held = (self._pairs.get((arm.name, kind, half)) for half in (False, True))
+      if not (stopped or tried):
+        continue
+      measured = advice.paired(*tried)[0] if tried else None
+      ratio, interval = advice.paired(*held) if held else (None, None)
+      candidate = advice.Candidate(arm=arm.name, method=arm.method, settings=arm.settings, tried=measured,
+                                   speedup=ratio, interval=interval, stopped=stopped)
+      if tried:
+        stopped = stopped or (None if measured and measured >= advice.MARGIN else self._bounded(arm.name, kind))
+        candidate = dataclasses.replace(candidate, stopped=stopped, expected=self._expected(arm.name, kind),
+                                        facts=self._facts(arm, kind))
+      found.append(candidate)
+    return found
+
+  def _step_ms(self, name, kind):
+    share = np.sum([r["counters"]["steps_per_width"] for r in self._counts[name, kind]], axis=0)
+    widths = decode.widths_for(self._proposers[name].max_nodes)
+    return float(share @ [self._times.ms(width) for width in widths] / share.sum()) + self._draft_ms[name]
+
+  def _tokens_per_step(self, name, kind):
+    total = lambda field: sum(r["counters"][field] for r in self._counts[name, kind])
+    return total("output_tokens") / max(1, total("steps"))
+
+  def _expected(self, name, kind):
+    """Speedup by the cost model, from the counts of the tuning half."""
+    return self._request(kind).speedup(self._tokens_per_step(name, kind), self._step_ms(name, kind), self._times.ms(1))
+
+  def _facts(self, arm, kind):
+    others = [self._counts[arm.name, other] for other in self.kinds
+              if other[1] != kind[1] and (arm.name, other) in self._counts]
+    return advice_facts.of(
+        arm, kind, self._counts[arm.name, kind], self._plain[kind], others, target=self._given.target,
+        proposer=self._proposers[arm.name], step_ms=self._step_ms(arm.name, kind), plain_ms=self._times.ms(1),
+        draft_ms=self._draft_ms[arm.name], held_out=len(self._half(kind, True)), lookup=arm.method in CHEAP)
+
+  def _advice(self):
+    memory = {name: advice_facts.memory_bytes(self._given.target, proposer)
+              for name, proposer in self._proposers.items()}
+    decisions = [advice.decide(*kind, self._candidates(kind), memory) for kind in self.kinds]
+    return {"schema": 1, "target": self._given.name, "requests_of_a_half": self._limit,
+            "max_new_tokens": settings.MAX_NEW_TOKENS.value, "overall": self._overall(memory), "types": decisions,
+            "left_out": self.left_out,
+            "step_ms": [{"width": p.width, "ms": p.ms} for p in (self._times.points if self._times else ())],
+            "draft_ms": self._draft_ms, "target_bytes": advice_facts.size(self._given.target),
+            "device": jax.devices()[0].device_kind}
+
+  def _overall(self, memory):
+    name = self.overall_arm
+    arm = next((arm for arms in self.stages for arm in arms if arm.name == name), Arm("plain", "plain"))
+    kinds = [kind for kind in self.kinds if (name, kind, True) in self._pairs]
+    sides = [sum((list(self._pairs[name, kind, True][side]) for kind in kinds), []) for side in (0, 1)]
+    ratio, interval = advice.paired(*sides)
+    if not ratio or ratio <= 1:
+      arm, ratio, interval = Arm("plain", "plain"), None, None
+    return {"method": arm.method, "arm": arm.name, "settings": arm.settings, "measured": ratio, "interval": interval,
+            "memory_bytes": memory.get(arm.name, 0) if arm.name != "plain" else 0}
+
+
+def stages_of(names: list[str] | None, drafts: list[str], target_name: str, shipped) -> list[list[Arm]]:
+  """The arms of each stage.
+
+  Args:
+    names: methods to keep; None: all that can be had. drafts: names of draft models.
+    shipped: of (target's name, kind), whether a head comes with specjax for the target.
+
+  Raises:
+    ValueError: a method that is not known here, or a draft model without the method that uses it.
+  """
+  known = (*CHEAP, *MODELS, *HEADS)
+  for name in names or ():
+    if name not in known:
+      raise ValueError(f"--methods: {name!r} is not tried by this program; it tries {', '.join(known)}")
+  if names and "draft_model" in names and not drafts:
+    raise ValueError("--methods=draft_model needs --drafts, the draft models to try")
+  if drafts and names and "draft_model" not in names:
+    raise ValueError(f"--drafts={','.join(drafts)} is for the method draft_model, and --methods={','.join(names)} does "
+                     "not name it; leave one of the two out")
+  wanted = lambda name: names is None or name in names
+  has_head = lambda kind: (flags.FLAGS[f"{kind}_head"].value or shipped(target_name, kind)) and wanted(kind) or (
+      names and kind in names)
+  cheap = [Arm(name, name) for name in CHEAP if wanted(name)]
+  models = [Arm(f"draft_model {draft}", "draft_model", {"draft": draft}) for draft in drafts]
+  heads = [Arm(kind, kind, {f"{kind}_head": flags.FLAGS[f"{kind}_head"].value} if flags.FLAGS[f"{kind}_head"].value
+               else {}) for kind in HEADS if has_head(kind)]
+  return [arms for arms in (cheap, models, heads) if arms]
+
+
+def _pairs(records):
+  """(tokens, seconds) a request, turns together, in order."""
+  found = {}
+  for record in records:
+    tokens, seconds = found.get(record["id"], (0, 0.0))
+    found[record["id"]] = tokens + len(record["token_ids"]), seconds + record["seconds"]
+  return list(found.values())
+
+
+def _plain_ms(records):
+  steps = sum(r["decode_steps"] for r in records)
+  return sum(r["decode_seconds"] for r in records) * 1e3 / steps if steps > 0 else None
