@@ -19,7 +19,6 @@ from experiments.harness import cli
 from experiments.harness import seeds
 from experiments.harness import settings
 from experiments.harness import sharded
-import specjax
 from specjax.models import base as models
 
 _SEEDS = flags.DEFINE_integer("seeds", 20000, "Seeds of every verifier.", lower_bound=1000)

@@ -7,7 +7,6 @@ import pytest
 from specjax import drivers
 from specjax import proposers
 from specjax import testing
-from specjax import tree as tree_lib
 from specjax import verifiers
 from specjax.constraints import Automaton
 from specjax.sampling import SamplingParams

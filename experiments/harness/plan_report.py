@@ -3,7 +3,6 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import json
-import math
 import pathlib
 
 from experiments.harness import text_table

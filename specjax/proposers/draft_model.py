@@ -8,7 +8,6 @@ Letters: B batch rows, N drafted tokens.
 from typing import Any
 
 from flax import struct
-import jax
 import jax.numpy as jnp
 
 from specjax.proposers import autoregressive

@@ -13,7 +13,6 @@ import pytest
 
 from experiments import workloads
 from experiments.harness import measure
-from experiments.harness import settings  # defines the flags
 import specjax
 from specjax import checkpoints
 from specjax import counters as counters_lib

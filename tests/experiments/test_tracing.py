@@ -9,7 +9,6 @@ import pytest
 
 from experiments.harness import measure
 from experiments.harness import run_folder
-from experiments.harness import settings  # defines the flags
 from experiments.harness import tracing
 from specjax import proposers
 from specjax import testing
