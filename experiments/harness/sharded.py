@@ -24,6 +24,11 @@ _REQUIRED = flags.DEFINE_list("must_divide", [], "With --mesh: axes that must be
 _AXES = ("heads", "kv_heads", "mlp", "vocab", "experts")
 
 
+def value(flag):
+  """What a flag says; its default where this is a library to a program that reads no flags."""
+  return flag.value if flags.FLAGS.is_parsed() else flag.default
+
+
 def check(*, drafting: bool = True) -> None:
   """Refuses, before anything is loaded, a mesh that cannot be, and options that go unread without one.
 
@@ -33,7 +38,7 @@ def check(*, drafting: bool = True) -> None:
   Raises:
     ValueError: names the flag.
   """
-  if MESH.value is None:
+  if value(MESH) is None:
     for flag in (_DRAFTERS, _REQUIRED):
       if flag.present:
         raise ValueError(f"--{flag.name}={flag.value}: it says how things lie on a mesh; add --mesh, or leave it out")
@@ -46,7 +51,7 @@ def check(*, drafting: bool = True) -> None:
 
 def mesh() -> jax.sharding.Mesh | None:
   """The mesh of the flags; None for one device."""
-  return None if MESH.value is None else _mesh(MESH.value)
+  return None if value(MESH) is None else _mesh(value(MESH))
 
 
 _mesh = functools.cache(mesh_lib.make)

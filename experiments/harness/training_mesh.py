@@ -12,7 +12,7 @@ _ACCUMULATE = flags.DEFINE_integer("gradient_accumulation_steps", 1, "Batches wh
 
 def accumulate() -> int:
   """Batches of a step."""
-  return _ACCUMULATE.value
+  return sharded.value(_ACCUMULATE)
 
 
 def steps(given: int | None, epochs: float, epoch_batches: int) -> int:

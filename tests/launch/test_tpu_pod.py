@@ -199,8 +199,7 @@ def test_an_interrupt_ends_the_workers(cloud):
   behaviour = 'echo $$ >"$FAKE/process-$WORKER"; exec sleep 100'
   arguments = [sys.executable, str(ROOT / "launch/tpu_pod.py"), "run", *POD, *LINE]
   with subprocess.Popen(arguments, cwd=cloud.folder / "repository", env=cloud.env | {"BEHAVIOUR": behaviour},
-                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) as process:
+                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
     files = [cloud.folder / f"process-{worker}" for worker in "01"]
     wait_until(lambda: process.poll() is not None or all(file.exists() and file.read_text() for file in files))
     process.send_signal(signal.SIGINT)
