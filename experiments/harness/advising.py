@@ -5,7 +5,6 @@ open. A kind is closed to an arm by a bound: were all of its draft accepted, or 
 interval of its acceptance allows, the step would still not be worth its measured time. What is best for a kind is then
 measured on the other half. The number of requests is chosen so that all of it fits into the time that was asked for.
 """
-import contextlib
 import dataclasses
 import time
 
@@ -20,6 +19,7 @@ from experiments.harness import costs as costs_lib
 from experiments.harness import measure
 from experiments.harness import methods
 from experiments.harness import settings
+from experiments.harness import sweep_setting
 from specjax import decode
 from specjax.theory import acceptance
 from specjax.theory import speedup
@@ -37,19 +37,6 @@ class Arm:
   name: str
   method: str
   settings: dict = dataclasses.field(default_factory=dict)
-
-
-@contextlib.contextmanager
-def given(values: dict):
-  """Flags with these values, as if they had been given; as before at the end."""
-  before = {name: (flags.FLAGS[name].value, flags.FLAGS[name].using_default_value) for name in values}
-  try:
-    for name, value in values.items():
-      flags.FLAGS[name].value, flags.FLAGS[name].using_default_value = value, False
-    yield
-  finally:
-    for name, (value, default) in before.items():
-      flags.FLAGS[name].value, flags.FLAGS[name].using_default_value = value, default
 
 
 class Advisor:
@@ -122,7 +109,7 @@ class Advisor:
         self.left_out.append({"arm": arm.name, "why": "the time of --minutes was over"})
         continue
       try:
-        with given(arm.settings):
+        with sweep_setting.applied(arm.settings):
           proposer = methods.build_all([arm.method], self._given)[arm.method]
       except ValueError as error:
         self.left_out.append({"arm": arm.name, "why": str(error)})
