@@ -1,5 +1,6 @@
 """The package as a whole: its public names, and imports that go down its floors and never up."""
 import ast
+import collections
 import pathlib
 import re
 
@@ -57,3 +58,11 @@ def test_links_and_names_in_the_pages_exist(page):
   assert links or named
   for name in {*links, *named}:
     assert (root / name.split("#")[0]).exists(), f"{page} names {name}"
+
+
+def test_no_two_test_files_share_a_name():
+  """Test folders are no packages: one process that collects two files of a name refuses the second of them, which
+  shows only when both are collected by the same worker."""
+  tests = pathlib.Path(__file__).parent
+  names = collections.Counter(path.name for path in tests.rglob("*.py") if path.name != "conftest.py")
+  assert [name for name, files in names.items() if files > 1] == []
