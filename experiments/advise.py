@@ -53,11 +53,11 @@ def main():
                                 resume=False, config=config)
   target, tokenizer = sharded.load(settings.TARGET.value)
   advisor = advising.Advisor(target, tokenizer, settings.TARGET.value, requests, stages, minutes=_MINUTES.value,
-                             raw=_RAW.value, verifier=verifier, log=lambda text: tqdm.write(text, file=sys.stderr))
+                             raw=_RAW.value, verifier=verifier, log=lambda text: tqdm.write(text, file=sys.stderr),
+                             keep=folder.append)
   folder.open()
   folder.write_json("environment.json", environment.describe())
   found = advisor.run()
-  folder.append(advisor.records)
   folder.write_json("advice.json", found)
   (folder.path / "advice.md").write_text(advice_page.markdown(found), encoding="utf-8")
   (folder.path / "advice.html").write_text(advice_page.page(found), encoding="utf-8")

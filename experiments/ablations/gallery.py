@@ -12,6 +12,7 @@ from experiments.ablations import base
 from experiments.ablations import plots
 from experiments.harness import text_table
 from experiments.report import figures
+from specjax import checkpoints
 
 _STYLE = pathlib.Path(figures.__file__).parent / "report.css"
 
@@ -26,10 +27,16 @@ class Done:
 
 
 def run(ablations: Iterable[base.Ablation], options: base.Options, outdir: pathlib.Path) -> Iterator[Done]:
-  """Runs each and writes `NAME/result.json`, `NAME/plot.png` and `NAME/plot.svg`."""
+  """Runs each and writes `NAME/result.json`, `NAME/plot.png` and `NAME/plot.svg`.
+
+  One whose model cannot be had cannot say anything; its result says why, and the others go on.
+  """
   for ablation in ablations:
     begin = time.perf_counter()
-    result = ablation.run(options)
+    try:
+      result = ablation.run(options)
+    except checkpoints.CheckpointError as error:
+      result = base.Result("", "", (), (), base.CANNOT_SAY, str(error))
     folder = outdir / ablation.name
     folder.mkdir(parents=True, exist_ok=True)
     done = Done(ablation, result, time.perf_counter() - begin, plots.draw(ablation, result, folder))

@@ -7,11 +7,16 @@ from experiments.ablations import chains
 from experiments.ablations import drafters
 from experiments.ablations import lengths
 from experiments.ablations import lossy
+from experiments.ablations import real_drafts
+from experiments.ablations import real_requests
 from experiments.ablations import serving
 from experiments.ablations import siblings
+from experiments.ablations import toy_drafting
+from experiments.ablations import toy_training
 from experiments.ablations import trees
 
-_MODULES = (lengths, adaptive, chains, siblings, trees, lossy, drafters, serving)
+_MODULES = (lengths, adaptive, chains, siblings, trees, lossy, drafters, serving, toy_drafting, toy_training,
+            real_drafts, real_requests)
 
 # What ablations in papers ask, as far as we have read them; several ask more than one paper does.
 QUESTIONS = dict(enumerate((
@@ -40,6 +45,6 @@ def choose(names: Sequence[str]) -> list[base.Ablation]:
                      f"are {', '.join(groups)}, {', '.join(ALL)}; --list says what they are")
   wanted = {one for name in names for one in groups.get(name, [name])}
   if not wanted:
-    raise ValueError(f"--run={','.join(names)}: there is no ablation of that kind; allowed are all, sim, "
-                     f"{', '.join(ALL)}")
+    raise ValueError(f"--run={','.join(names)}: there is no ablation of that kind; allowed are "
+                     f"{', '.join(groups)}, {', '.join(ALL)}")
   return [ablation for name, ablation in ALL.items() if name in wanted]

@@ -100,9 +100,20 @@ def decide(category: str, language: str, candidates: Sequence[Candidate], memory
           "reasons": reasons, "candidates": [_row(each) for each in candidates]}
 
 
+def pairs(records: Sequence[dict]) -> list[tuple[int, float]]:
+  """(tokens, seconds) a request, turns together, in order."""
+  found = {}
+  for record in records:
+    tokens, seconds = found.get(record["id"], (0, 0.0))
+    found[record["id"]] = tokens + len(record["token_ids"]), seconds + record["seconds"]
+  return list(found.values())
+
+
 def paired(base: Sequence[tuple], other: Sequence[tuple]) -> tuple[float | None, list[float] | None]:
-  """Speedup and its interval by a paired bootstrap, of (tokens, seconds) a request, both in one order."""
-  return statistics.speedup(base, other), statistics.speedup_interval(base, other)
+  """Speedup and its interval, of (tokens, seconds) a request, both in one order: by a paired bootstrap, or Student's
+  where requests are too few for one."""
+  interval = statistics.speedup_interval(base, other) or statistics.speedup_interval_of_few(base, other)
+  return statistics.speedup(base, other), interval
 
 
 def _measured(each):

@@ -13,18 +13,18 @@ _SLOTS = 1024  # of a cache, where memory is stated
 
 
 def of(arm, kind: tuple[str, str], records: list[dict], plain: list[dict], others: list[list[dict]], *, target,
-       proposer, step_ms: float, plain_ms: float, draft_ms: float, held_out: int, lookup: bool) -> advice_rules.Facts:
+       proposer, step_ms: float, times, draft_ms: float, held_out: int, lookup: bool) -> advice_rules.Facts:
   """The facts of an arm on a kind.
 
   Args:
     arm: its method is read. records, plain: of the arm and of plain decoding. others: of the arm in other languages.
-    target, proposer: measured ones. step_ms, plain_ms, draft_ms: of its step, of a plain one and of a draft.
+    target, proposer: measured ones. step_ms, draft_ms: of its step and of a draft. times: `speedup.StepTimes`.
     held_out: requests of the other half. lookup: whether drafts are looked up.
   """
   ratios, rates = _ratios(records), [_ratios(each)["acceptance_rate"] for each in others]
   steps = sum(r["counters"]["steps"] for r in records)
   conditional = ratios["conditional_per_position"]
-  model = not lookup
+  model, plain_ms = not lookup, times.ms(1)
   return advice_rules.Facts(
       method=arm.method, category=kind[0], language=kind[1], requests=held_out,
       tokens_per_step=ratios["tokens_per_step"], tokens_needed=step_ms / plain_ms,
@@ -36,7 +36,7 @@ def of(arm, kind: tuple[str, str], records: list[dict], plain: list[dict], other
       layers=_layers(proposer, target),
       beyond_context=sum(r["counters"]["steps_beyond_draft_context"] for r in records) / max(1, steps),
       memory_bytes=memory_bytes(target, proposer), free_bytes=free_bytes(), nodes=proposer.max_nodes,
-      experts=_experts(target))
+      ridge=times.ridge(), experts=_experts(target))
 
 
 def memory_bytes(target, proposer) -> int:

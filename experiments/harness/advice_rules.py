@@ -17,7 +17,7 @@ _DEEP = 1 / 8           # layers of a drafter over the target's
 _RIDGE = 0.6            # share of the ridge up to which wider passes are nearly free
 _HOT = 0.7              # temperature from which point drafts lose
 _FOREIGN = 0.7          # acceptance in a language over that in the best one
-_FEW = 8                # requests below which no interval is given
+_FEW = 8                # requests below which an interval says little
 _LITTLE = 1.2           # tokens a step of a lookup that finds little
 CONSTRAINED = ("json", "tool_call")  # categories whose format a grammar usually enforces
 
@@ -182,7 +182,8 @@ def format_constraints(f):
 def few_requests(f):
   """Too little for an interval."""
   if 0 < f.requests < _FEW:
-    return f"measured on {f.requests} held-out request{'s' * (f.requests > 1)} only, so without an interval"
+    few = "without an interval" if f.requests < 3 else "with a wide interval"
+    return f"measured on {f.requests} held-out request{'s' * (f.requests > 1)} only, so {few}"
   return None
 
 

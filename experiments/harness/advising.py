@@ -2,8 +2,10 @@
 
 A stage measures its arms interleaved with plain decoding on the tuning half of every kind of request that is still
 open. A kind is closed to an arm by a bound: were all of its draft accepted, or as many as the upper end of the
-interval of its acceptance allows, the step would still not be worth its measured time. What is best for a kind is then
-measured on the other half. The number of requests is chosen so that all of it fits into the time that was asked for.
+interval of its acceptance allows, the step would still not be worth its measured time. Chains whose counts and times
+ask for another length are then tried at that length, too; of the two the one that was faster over all kinds is kept.
+What is best for a kind is measured on the other half. The number of requests is chosen so that all of it fits into the
+time that was asked for.
 """
 import dataclasses
 import time
@@ -15,6 +17,7 @@ from tqdm import tqdm
 
 from experiments.harness import advice
 from experiments.harness import advice_facts
+from experiments.harness import advice_lengths
 from experiments.harness import costs as costs_lib
 from experiments.harness import measure
 from experiments.harness import methods
@@ -29,6 +32,10 @@ CHEAP = ("ngram", "suffix", "auto_lookup")
 MODELS = ("draft_model",)
 HEADS = ("eagle3", "eagle", "medusa", "hydra", "dflash", "dspark", "mtp", "peagle")
 _LEAST_GAIN = 1.02
+_EACH = ("draft_model", "eagle3", "eagle", "hydra", "mtp")  # draft a token a pass; the others all at once
+_ANY_LENGTH = ("ngram", "suffix", "draft_model", "eagle3", "eagle")  # draft as many tokens as they are asked for
+_TUNED = 2        # arms of another length, at most
+_MOST_TOKENS = 15
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,18 +50,19 @@ class Advisor:
   """Measures a target on requests, stage by stage, within a time."""
 
   def __init__(self, target, tokenizer, name: str, requests: list, stages: list[list[Arm]], *, minutes: float,
-               raw: bool = False, verifier=point.Point(), clock=time.monotonic, log=lambda text: None):
+               raw: bool = False, verifier=point.Point(), clock=time.monotonic, log=lambda text: None,
+               keep=lambda records: None):
     """
     Args:
       target, tokenizer, name: as loaded, and by its name. requests: of the workload.
       stages: arms in the order in which they are tried. minutes: for all of it. raw, verifier: as in `measure.Plan`.
-      clock: seconds. log: takes a line of progress.
+      clock: seconds. log: takes a line of progress. keep: takes records, request by request.
     """
     self._given = methods.Given(target, tokenizer, name)
     self._raw, self._verifier = raw, verifier
-    self._clock, self._log, self._end = clock, log, clock() + 60 * minutes
+    self._clock, self._log, self._keep, self._end = clock, log, keep, clock() + 60 * minutes
     self.kinds = advice.kinds(requests)
-    self.stages, self.records, self.left_out = stages, [], []
+    self.stages, self.left_out = list(stages), []
     self._pairs = {}     # (arm, kind, half): ([(tokens, seconds)] of plain, of the arm)
     self._counts = {}    # (arm, kind): records of the tuning half
     self._plain = {}     # kind: those of plain decoding, of every stage
@@ -74,8 +82,9 @@ class Advisor:
     self._seconds = measure.estimate(plan) / len(everything)
     self._choose_limit(max(compiled, 1.0))
     with tqdm(total=self._runs_left(self.stages), desc="measuring", unit="run", leave=False) as self._bar:
-      for index, arms in enumerate(self.stages):
-        self._stage(index, arms)
+      for arms in self.stages:
+        self._stage(arms)
+      self._tune_lengths()
       self._held_out()
     return self._advice()
 
@@ -87,10 +96,11 @@ class Advisor:
   def _choose_limit(self, compile_s):
     """Requests of a half and kind: as many as fit with all stages, one at least; where that is too long, `_stage`
     leaves out the last arms."""
-    arms = sum(map(len, self.stages))
+    tuned = min(_TUNED, sum(arm.method in _ANY_LENGTH for arms in self.stages for arm in arms))
+    arms, runs = sum(map(len, self.stages)) + tuned, lambda: self._runs_left([*self.stages, [None] * tuned])
     longest = max(len(requests) for requests in self.kinds.values())
     for self._limit in range((longest + 1) // 2, 0, -1):
-      if self._clock() + arms * compile_s + self._runs_left(self.stages) * self._seconds <= self._end:
+      if self._clock() + arms * compile_s + runs() * self._seconds <= self._end:
         return
 
   def _half(self, kind, held_out):
@@ -101,7 +111,7 @@ class Advisor:
     held = sum(len(self._half(kind, True)) for kind in self.kinds)
     return tuned * sum(1 + len(arms) for arms in stages if arms) + 3 * held
 
-  def _stage(self, index, arms):
+  def _stage(self, arms):
     """Tries the arms of one stage on all kinds that are open to them."""
     built = {}
     for arm in arms:
@@ -118,7 +128,7 @@ class Advisor:
     if not built:
       self._bar.total = max(self._bar.n, self._bar.total - sum(len(self._half(k, False)) for k in self.kinds))
       return
-    self._log(f"stage {index + 1} of {len(self.stages)}: {', '.join(built)}")
+    self._log(f"trying {', '.join(built)}")
     self._time_parts(built)
     opened = {kind: [name for name in built if self._open(name, kind)] for kind in self.kinds}
     # One request of each kind first: a bound on its acceptance may close the kind to an arm.
@@ -144,7 +154,7 @@ class Advisor:
     self._bar.set_description("held out" if held_out else "tuning")
     by_arm = {}
     for records in measure.measure(plan, lambda: self._bar.update(1)):
-      self.records += [record | {"half": "held_out" if held_out else "tuning"} for record in records]
+      self._keep([record | {"half": "held_out" if held_out else "tuning"} for record in records])
       for record in records:
         by_arm.setdefault((record["method"], owner[record["id"]]), []).append(record)
       if not held_out and self._clock() >= self._end - self._reserve():
@@ -156,7 +166,7 @@ class Advisor:
         self._plain[kind] = self._plain.get(kind, []) + plain
       for name in names:
         ours, before = by_arm[name, kind], self._pairs.get((name, kind, held_out), ([], []))
-        self._pairs[name, kind, held_out] = before[0] + _pairs(plain), before[1] + _pairs(ours)
+        self._pairs[name, kind, held_out] = before[0] + advice.pairs(plain), before[1] + advice.pairs(ours)
         if not held_out:
           self._counts[name, kind] = self._counts.get((name, kind), []) + ours
 
@@ -183,6 +193,44 @@ class Advisor:
 
   def _width(self, nodes):
     return next(width for width in decode.WIDTHS if width >= nodes)
+
+  def _draft_cost(self, arm):
+    ms, depth = self._draft_ms[arm.name], max(1, self._proposers[arm.name].max_depth)
+    return speedup.DraftCost(each=ms / depth) if arm.method in _EACH else speedup.DraftCost(fixed=ms)
+
+  def _tune_lengths(self):
+    """Tries the chains whose counts, over all kinds, and times ask for another length."""
+    found = []
+    for arm in (arm for arms in self.stages for arm in arms if arm.method in _ANY_LENGTH):
+      records = [r for kind in self.kinds for r in self._counts.get((arm.name, kind), ())]
+      if not records or not self._proposers[arm.name].chains:
+        continue
+      depth = self._proposers[arm.name].max_depth
+      better = advice_lengths.best(records, depth, lambda nodes: self._times.ms(self._width(nodes)),
+                                   self._draft_cost(arm), max(depth, _MOST_TOKENS))
+      if better and better[0] != depth and better[1] >= _LEAST_GAIN:
+        tuned = Arm(f"{arm.name}, draft_tokens={better[0]}", arm.method, arm.settings | {"draft_tokens": better[0]})
+        found.append((better[1], arm, tuned))
+    found = sorted(found, key=lambda each: -each[0])[:_TUNED]
+    if not found:
+      return
+    self.stages.append([tuned for _, _, tuned in found])
+    self._bar.total += self._runs_left(self.stages[-1:]) - self._runs_left([])
+    self._stage(self.stages[-1])
+    for _, arm, tuned in found:
+      both = [kind for kind in self.kinds if all((each.name, kind, False) in self._pairs for each in (arm, tuned))]
+      if not both:
+        continue
+      times = {each.name: self._pooled(each.name, both, False)[0] for each in (arm, tuned)}
+      slower, faster = sorted(times, key=times.get)
+      for kind in self.kinds:
+        self._stopped.setdefault((slower, kind), f"over all kinds it was {times[slower]:.2f} times plain decoding's "
+                                                 f"speed, and {faster} {times[faster]:.2f}")
+
+  def _pooled(self, name, kinds, held_out):
+    """Speedup and interval over several kinds."""
+    return advice.paired(*(sum((list(self._pairs[name, kind, held_out][side]) for kind in kinds), [])
+                           for side in (0, 1)))
 
   def _request(self, kind):
     """Output tokens and prefill of a kind, on the scale of `_times`, from what plain decoding took there."""
@@ -244,9 +292,8 @@ class Advisor:
     tried = {name: [kind for kind in self.kinds if (name, kind, False) in self._pairs] for name in self._draft_ms}
     most = max(map(len, tried.values()), default=0)
     for name, kinds in tried.items():
-      if kinds and len(kinds) >= 0.8 * most:
-        sides = [sum((list(self._pairs[name, kind, False][side]) for kind in kinds), []) for side in (0, 1)]
-        found[name] = advice.paired(*sides)[0] or 0.0
+      if kinds and len(kinds) >= 0.8 * most and not all((name, kind) in self._stopped for kind in self.kinds):
+        found[name] = self._pooled(name, kinds, False)[0] or 0.0
     best = max(found, key=found.get, default=None)
     return best if best and found[best] >= advice.MARGIN else None
 
@@ -286,7 +333,7 @@ class Advisor:
               if other[1] != kind[1] and (arm.name, other) in self._counts]
     return advice_facts.of(
         arm, kind, self._counts[arm.name, kind], self._plain[kind], others, target=self._given.target,
-        proposer=self._proposers[arm.name], step_ms=self._step_ms(arm.name, kind), plain_ms=self._times.ms(1),
+        proposer=self._proposers[arm.name], step_ms=self._step_ms(arm.name, kind), times=self._times,
         draft_ms=self._draft_ms[arm.name], held_out=len(self._half(kind, True)), lookup=arm.method in CHEAP)
 
   def _advice(self):
@@ -304,8 +351,7 @@ class Advisor:
     name = self.overall_arm
     arm = next((arm for arms in self.stages for arm in arms if arm.name == name), Arm("plain", "plain"))
     kinds = [kind for kind in self.kinds if (name, kind, True) in self._pairs]
-    sides = [sum((list(self._pairs[name, kind, True][side]) for kind in kinds), []) for side in (0, 1)]
-    ratio, interval = advice.paired(*sides)
+    ratio, interval = self._pooled(name, kinds, True)
     if not ratio or ratio <= 1:
       arm, ratio, interval = Arm("plain", "plain"), None, None
     return {"method": arm.method, "arm": arm.name, "settings": arm.settings, "measured": ratio, "interval": interval,
@@ -339,15 +385,6 @@ def stages_of(names: list[str] | None, drafts: list[str], target_name: str, ship
   heads = [Arm(kind, kind, {f"{kind}_head": flags.FLAGS[f"{kind}_head"].value} if flags.FLAGS[f"{kind}_head"].value
                else {}) for kind in HEADS if has_head(kind)]
   return [arms for arms in (cheap, models, heads) if arms]
-
-
-def _pairs(records):
-  """(tokens, seconds) a request, turns together, in order."""
-  found = {}
-  for record in records:
-    tokens, seconds = found.get(record["id"], (0, 0.0))
-    found[record["id"]] = tokens + len(record["token_ids"]), seconds + record["seconds"]
-  return list(found.values())
 
 
 def _plain_ms(records):

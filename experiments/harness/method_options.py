@@ -119,7 +119,7 @@ def uses_only(*used) -> None:
   for flag in ALL:
     if flag.name not in names and not flags.FLAGS[flag.name].using_default_value:
       raise ValueError(f"--{flag.name} is an option of methods, and this experiment makes no use of it; of those it "
-                       f"takes {', '.join(f'--{name}' for name in names)}")
+                       f"takes {', '.join(f'--{name}' for name in names) or 'none'}")
 
 
 def tokens(default: int) -> int:

@@ -8,6 +8,7 @@ from absl import flags
 
 from experiments.harness import method_options as options
 from experiments.harness import sharded
+from experiments.harness import sweep_setting
 from specjax import decode
 from specjax import proposers
 from specjax import static_trees
@@ -275,6 +276,28 @@ _METHODS = {
 }
 NAMES = tuple(_METHODS)
 ALL = "all"
+_OWN = {}  # by method, flags that are given for it alone
+
+
+def give(settings: dict[str, dict]) -> None:
+  """From here on these methods have flags of their own beside those of the command line, as if they alone had been
+  given them: what a preset advises for one method says nothing of another.
+
+  Args:
+    settings: by method, {name of a flag: value}.
+  """
+  _OWN.clear()
+  _OWN.update(settings)
+
+
+def given() -> dict[str, dict]:
+  """What `give` was given, methods without any left out."""
+  return {name: dict(values) for name, values in _OWN.items() if values}
+
+
+def _of(name):
+  """Within, the flags are those of a method."""
+  return sweep_setting.applied(_OWN.get(name, {}))
 
 
 def check(names: list[str]) -> list[str]:
@@ -295,9 +318,12 @@ def check(names: list[str]) -> list[str]:
   for name in names:
     if name not in _METHODS:
       raise ValueError(f"unknown method {name!r}; methods are {', '.join(NAMES)}, or {ALL}")
-    if flag := _missing(name):
-      raise ValueError(f"the method {name} needs --{flag}; see --helpfull")
-  options.check(decode.WIDTHS[-1])
+    with _of(name):
+      if flag := _missing(name):
+        raise ValueError(f"the method {name} needs --{flag}; see --helpfull")
+      options.check(decode.WIDTHS[-1])
+    for flag in sorted(set(_OWN.get(name, ())) - _read_by([name])):
+      raise ValueError(f"--{flag}={_shown(_OWN[name][flag])} is given for {name}, which does not read it")
   _check_read(names)
   return names
 
@@ -328,15 +354,21 @@ def _check_read(names):
   goes with all of them, as with every verifier: the same flags then serve the arm that is compared with."""
   if names == ["plain"]:
     return
-  used = [*names, *(part for name in names for part in _parts(name))]
-  reads = lambda name: {flag.name for flag in (*_METHODS[name].reads, _METHODS[name].needs, _METHODS[name].parts)
-                        if flag is not None}
-  read = set().union(*map(reads, used))
+  read = _read_by(names)
   for flag in options.ALL:
     if flag.name not in read and not flags.FLAGS[flag.name].using_default_value:
-      readers = [name for name in NAMES if flag.name in reads(name)]
+      readers = [name for name in NAMES if flag.name in _reads(name)]
       raise ValueError(f"--{flag.name}={_shown(flag.value)} is an option of {', '.join(readers)}, and none of "
                        f"{', '.join(names)} reads it; leave it out, or add such a method")
+
+
+def _reads(name):
+  return {flag.name for flag in (*_METHODS[name].reads, _METHODS[name].needs, _METHODS[name].parts) if flag is not None}
+
+
+def _read_by(names):
+  """The names of the flags that methods or their parts read."""
+  return set().union(*map(_reads, [*names, *(part for name in names for part in _parts(name))]))
 
 
 def _shown(value):
@@ -346,12 +378,15 @@ def _shown(value):
 def outline(name: str):
   """What is known of a method's drafts before it is built: whether there are any, and whether they are drawn."""
   drafts = 0 if name == "plain" else 1
-  return types.SimpleNamespace(max_nodes=1 + drafts, max_depth=drafts, chains=True, samples=_METHODS[name].samples())
+  with _of(name):
+    samples = _METHODS[name].samples()
+  return types.SimpleNamespace(max_nodes=1 + drafts, max_depth=drafts, chains=True, samples=samples)
 
 
 def build(name: str, given: Given):
   """The proposer of a method, with the options that the flags give."""
-  return _METHODS[name].build(given)
+  with _of(name):
+    return _METHODS[name].build(given)
 
 
 def build_all(names: list[str], given: Given, *, fitting: bool = False) -> dict:

@@ -4,6 +4,7 @@ import pathlib
 
 from absl import flags
 
+from experiments.harness import methods as methods_lib
 from experiments import pairs
 
 PRESET = flags.DEFINE_string("preset", None, "advice.json of experiments.advise: stands for --target, the method or "
@@ -41,13 +42,23 @@ def apply_overall(method_flag: str = "method") -> None:
   _set({"target": advice["target"], method_flag: best["method"]} | best["settings"])
 
 
+def apply_target() -> dict:
+  """For a program that takes the advice apart itself: sets --target, and returns the advice. Errors as of
+  `apply_overall`; --preset is given."""
+  pairs.apply()
+  advice = read(PRESET.value)
+  _set({"target": advice["target"]})
+  return advice
+
+
 def apply_by_category() -> None:
   """For the benchmark: --methods becomes plain decoding and what is recommended for the kinds of request of
-  --categories (all by default) and overall, with their flags. And what --pair stands for.
+  --categories (all by default) and overall, each method with its own flags (`methods.give`). And what --pair stands
+  for.
 
   Raises:
     ValueError: as of `read` and `pairs.apply`; one of these flags was given as well; a category of which nothing is
-      known; or two methods want one flag with different values.
+      known; or one method is recommended with other settings for some requests than for others.
   """
   pairs.apply()
   if PRESET.value is None:
@@ -59,28 +70,39 @@ def apply_by_category() -> None:
                      f"{', '.join(dict.fromkeys(each['category'] for each in advice['types']))}")
   kept = [each for each in advice["types"] if not wanted or each["category"] in wanted]
   kept += [] if wanted else [advice["overall"]]
-  values = {}
+  own = {}
   for each in kept:
-    for name, value in each["settings"].items():
-      if values.setdefault(name, value) != value:
-        raise ValueError(f"--preset={PRESET.value} recommends --{name}={values[name]} for some requests and --{name}="
-                         f"{value} for others; choose some by --categories")
-  methods = list(dict.fromkeys(["plain", *(each["method"] for each in kept)]))
-  _set({"target": advice["target"], "methods": methods} | values)
+    if own.setdefault(each["method"], each["settings"]) != each["settings"]:
+      raise ValueError(f"--preset={PRESET.value} recommends {each['method']} with {_flags(own[each['method']])} for some "
+                       f"requests and with {_flags(each['settings'])} for others; choose some by --categories")
+  _check({name: value for settings in own.values() for name, value in settings.items()})
+  _set({"target": advice["target"], "methods": list(dict.fromkeys(["plain", *own]))})
+  methods_lib.give(own)
+
+
+def _flags(settings):
+  return " ".join(f"--{name}={_shown(value)}" for name, value in settings.items()) or "its defaults"
+
+
+def _shown(value):
+  return ",".join(value) if isinstance(value, list) else value
 
 
 def _set(values):
+  """As if the flags had been given: some mean something only then."""
+  _check(values)
+  for name, value in values.items():
+    flags.FLAGS[name].value = value
+    flags.FLAGS[name].using_default_value = False
+
+
+def _check(values):
+  """Refuses what is no flag here, or was given beside the preset."""
   if pairs.PAIR.value is not None:
     raise ValueError(f"--preset={PRESET.value} and --pair={pairs.PAIR.value} both name a target; leave one of them out")
   for name, value in values.items():
     if name not in flags.FLAGS:
       raise ValueError(f"--preset={PRESET.value} has a setting {name!r} that is no flag of this program")
-    flag = flags.FLAGS[name]
-    shown = ",".join(value) if isinstance(value, list) else value
-    if not flag.using_default_value:
-      raise ValueError(f"--preset={PRESET.value} stands for --{name}={shown}, and --{name} was given as well; leave "
-                       "one of the two out")
-  for name, value in values.items():
-    # As if it had been given: some flags mean something only then.
-    flags.FLAGS[name].value = value
-    flags.FLAGS[name].using_default_value = False
+    if not flags.FLAGS[name].using_default_value:
+      raise ValueError(f"--preset={PRESET.value} stands for --{name}={_shown(value)}, and --{name} was given as well; "
+                       "leave one of the two out")

@@ -84,6 +84,15 @@ class StepTimes:
     batches = sorted(self._curves)
     return _line(batches, monotone([at(self._curves[b]) for b in batches]), batch)
 
+  def ridge(self, batch: int = 1, length: int = 0) -> float | None:
+    """Nodes at which a pass over the memory takes as long as the arithmetic of its nodes: T(1) over what a further node
+    costs at the widest measured passes. None where one width was measured, or a node costs nothing there."""
+    widths = sorted({point.width for point in self.points})
+    if len(widths) < 2:
+      return None
+    slope = (self.ms(widths[-1], batch, length) - self.ms(widths[-2], batch, length)) / (widths[-1] - widths[-2])
+    return self.ms(1, batch, length) / slope if slope > 0 else None
+
 
 @dataclasses.dataclass(frozen=True)
 class DraftCost:

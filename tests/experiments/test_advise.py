@@ -13,7 +13,10 @@ from experiments.harness import advice
 from experiments.harness import advice_page
 from experiments.harness import advice_rules
 from experiments.harness import advising
+from experiments.harness import methods
 from experiments.harness import presets
+from experiments.harness import settings
+import specjax
 import programs
 
 Facts = advice_rules.Facts
@@ -161,6 +164,7 @@ def preset(monkeypatch):
     monkeypatch.setattr(presets, "PRESET", types.SimpleNamespace(value=path))
     pair = types.SimpleNamespace(value=None)
     monkeypatch.setattr(presets, "pairs", types.SimpleNamespace(apply=lambda: None, PAIR=pair))
+    monkeypatch.setattr(methods, "_OWN", {})
     apply()
     assert all(program[name].using_default_value == (program[name].value == program[name].default) for name in program)
     return {name: program[name].value for name in ("target", "method", "methods", "draft_tokens")}
@@ -170,8 +174,9 @@ def preset(monkeypatch):
 def test_a_preset_is_what_was_advised(write, preset):
   found = preset(write(an_advice()), presets.apply_overall)
   assert (found["target"], found["method"], found["draft_tokens"]) == ("x/y", "suffix", 5)
-  alike = preset(write(an_advice(overall=OVERALL | {"settings": {"draft_tokens": 3}})), presets.apply_by_category)
-  assert (alike["target"], alike["methods"], alike["draft_tokens"]) == ("x/y", ["plain", "eagle3", "suffix"], 3)
+  each = preset(write(an_advice()), presets.apply_by_category)
+  assert (each["target"], each["methods"], each["draft_tokens"]) == ("x/y", ["plain", "eagle3", "suffix"], None)
+  assert methods.given() == {"eagle3": {"draft_tokens": 3}, "suffix": {"draft_tokens": 5}}  # each its own
   for apply in (presets.apply_overall, presets.apply_by_category):
     untouched = {"target": "t", "method": "ngram", "methods": ["plain", "ngram"], "draft_tokens": None}
     assert preset(None, apply) == untouched
@@ -180,12 +185,13 @@ def test_a_preset_is_what_was_advised(write, preset):
 def test_a_preset_by_category(write, preset):
   path = write(an_advice())
   found = preset(path, presets.apply_by_category, categories="code")
-  assert (found["methods"], found["draft_tokens"]) == (["plain", "eagle3"], 3)
-  assert preset(path, presets.apply_by_category, categories="chat")["methods"] == ["plain"]
+  assert found["methods"] == ["plain", "eagle3"] and methods.given() == {"eagle3": {"draft_tokens": 3}}
+  assert preset(path, presets.apply_by_category, categories="chat")["methods"] == ["plain"] and not methods.given()
   with pytest.raises(ValueError, match="no advice on --categories=math; it knows chat, code"):
     preset(path, presets.apply_by_category, categories="math")
-  with pytest.raises(ValueError, match="--draft_tokens=3 for some requests and --draft_tokens=5.*--categories"):
-    preset(path, presets.apply_by_category)
+  other = OVERALL | {"method": "eagle3", "arm": "eagle3"}
+  with pytest.raises(ValueError, match="eagle3 with --draft_tokens=3 for some requests and with --draft_tokens=5 .*--cat"):
+    preset(write(an_advice(overall=other)), presets.apply_by_category)
 
 
 @pytest.mark.parametrize("name, value", [("target", "z"), ("draft_tokens", 4), ("method", "ngram")])
@@ -243,7 +249,7 @@ def test_a_run_ends_in_advice(run):
   tuning, held = ({r["id"] for r in records if r["half"] == half} for half in ("tuning", "held_out"))
   assert not tuning & held and tuning
   for each in found["types"]:
-    assert {row["arm"] for row in each["candidates"]} == {"ngram", "suffix"}
+    assert {row["arm"].partition(", draft_tokens=")[0] for row in each["candidates"]} == {"ngram", "suffix"}
     assert each["method"] == "plain" or each["measured"] > 1
   assert found["overall"]["method"] == "plain" or found["overall"]["measured"] > 1
   assert advice_page.headline(found) in ended.out
@@ -256,3 +262,32 @@ def test_bad_input(run):
   assert method.code == 2 and "'magic'" in method.message
   assert option.code == 2 and "--draft_tokens" in option.message
   assert not (folder / "bad").exists()
+
+
+@pytest.mark.parametrize("faster", ["ngram", "ngram, draft_tokens=2"])
+def test_another_length_is_tried_and_one_of_both_is_kept(quick_compile, monkeypatch, faster):
+  """Where counts ask for another length, it is an arm of its own, measured like any; the slower of both is closed."""
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS.mark_as_parsed()
+  monkeypatch.setattr(settings.MAX_NEW_TOKENS._flagvalues["max_new_tokens"], "value", 12)
+  target, tokenizer = specjax.load(programs.ROOT / programs.TINY)
+  requests = [workloads.Request(id=f"{category}-{i}", category=category, language="en", turns=("a b a b a b " * (i + 1),),
+                                source="here") for category, i in itertools.product(("chat", "code"), range(2))]
+  kept = []
+  found = advising.Advisor(target, tokenizer, "tiny", requests, [[advising.Arm("ngram", "ngram")]], minutes=5, raw=True,
+                           keep=kept.extend)
+  monkeypatch.setattr(advising.advice_lengths, "best", lambda records, depth, *rest: (2, 1.5))
+  monkeypatch.setattr(advising.Advisor, "_bounded", lambda *args: None)
+  monkeypatch.setattr(advising.Advisor, "_open", lambda *args: True)
+  speeds = {"ngram": 1.1, "ngram, draft_tokens=2": 1.1} | {faster: 1.3}
+  monkeypatch.setattr(advising.Advisor, "_pooled", lambda self, name, kinds, held: (speeds[name], None))
+  said = found.run()
+  assert [[arm.name for arm in arms] for arms in found.stages] == [["ngram"], ["ngram, draft_tokens=2"]]
+  assert {r["method"] for r in kept if r["half"] == "tuning"} == {"plain", "ngram", "ngram, draft_tokens=2"}
+  slower, = set(speeds) - {faster}
+  for each in said["types"]:
+    rows = {row["arm"]: row for row in each["candidates"]}
+    assert rows[slower]["stopped"].startswith("over all kinds it was 1.10 times") and each["arm"] != slower
+    assert rows[faster]["stopped"] is None and rows["ngram, draft_tokens=2"]["settings"] == {"draft_tokens": 2}
+  assert said["overall"]["arm"] == faster
+  assert found._proposers["ngram, draft_tokens=2"].max_depth == 2 and found._proposers["ngram"].max_depth == 7

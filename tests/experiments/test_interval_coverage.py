@@ -36,6 +36,15 @@ def test_speedup(n):
   assert BANDS[n][0] <= found <= BANDS[n][1]
 
 
+@pytest.mark.parametrize("n", [3, 4, 6])
+def test_speedup_of_few(n):
+  """Student's interval of the logarithm: at least nine in ten, from three requests on."""
+  base, other = requests(np.random.default_rng(n), n)
+  rate, faster = (np.divide(*side.sum((0, 1))) for side in requests(np.random.default_rng(1), 1000))
+  found = coverage([statistics.speedup_interval_of_few(a, b) for a, b in zip(base, other)], faster / rate)
+  assert 0.90 <= found <= 0.98
+
+
 def passes(rng, n):
   """Truth values: half of the requests pass, a third are decided anew in the second arm, at the same rate."""
   base, anew = rng.random((RUNS, n)) < 0.5, rng.random((RUNS, n)) < 1 / 3

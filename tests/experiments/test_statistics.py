@@ -29,6 +29,18 @@ def test_speedup_is_pooled():
   assert statistics.speedup(base, other) == pytest.approx(104 / 101)
 
 
+def test_an_interval_of_few_requests():
+  """By hand: logarithms of two equal and one doubled rate; none where there are fewer than three, or no time."""
+  base, other = [(10, 1.0)] * 3, [(10, 1.0), (10, 1.0), (10, 0.5)]
+  low, high = statistics.speedup_interval_of_few(base, other)
+  parts = np.array([1 / 3 - 0.4, 1 / 3 - 0.4, 1 / 3 - 0.2])
+  half = 4.302652729911275 * np.sqrt(1.5 * np.sum(parts ** 2))
+  assert (low, high) == pytest.approx((1.2 * np.exp(-half), 1.2 * np.exp(half)))
+  assert statistics.speedup_interval_of_few(base, base) == pytest.approx([1, 1])
+  assert statistics.speedup_interval_of_few(base[:2], other[:2]) is None
+  assert statistics.speedup_interval_of_few([(10, 0.0)] * 3, other) is None
+
+
 def test_speedup_compares_rates_not_times():
   assert statistics.speedup([(10, 1.0)], [(20, 1.0)]) == pytest.approx(2)
   assert statistics.speedup([(10, 1.0)], [(10, 2.0)]) == pytest.approx(0.5)
