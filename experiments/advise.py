@@ -10,6 +10,7 @@ import sys
 from absl import flags
 from tqdm import tqdm
 
+from experiments.harness import advice_arms
 from experiments.harness import advice_page
 from experiments.harness import advising
 from experiments.harness import cli
@@ -29,14 +30,14 @@ _LANGUAGES = flags.DEFINE_list("languages", None, "Languages to keep; all by def
 _LIMIT = flags.DEFINE_integer("limit", None, "Requests of each category, at most; half of them choose, half of them "
                               "measure.", lower_bound=2)
 _METHODS = flags.DEFINE_list("methods", None, "Methods to try, of " + ", ".join(
-    (*advising.CHEAP, *advising.MODELS, *advising.HEADS)) + "; by default all that can be had.")
+    (*advice_arms.CHEAP, *advice_arms.MODELS, *advice_arms.HEADS)) + "; by default all that can be had.")
 _DRAFTS = flags.DEFINE_list("drafts", [], "Draft models to try, each a known name, a path or a Hub id.")
 _MINUTES = flags.DEFINE_float("minutes", 20.0, "Time for all of it, about; fewer requests are measured where it is "
                               "short.", lower_bound=0.1)
 _RAW = flags.DEFINE_bool("raw", False, "Give prompts to the target as they are, without its chat template.")
 _OUTDIR = flags.DEFINE_string("outdir", None, "Folder of the advice; runs/advice-DATE by default.")
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "Discard a run that stands in --outdir.")
-_HEADS = [getattr(method_options, kind.upper()) for kind in advising.HEADS]
+_HEADS = [getattr(method_options, kind.upper()) for kind in advice_arms.HEADS]
 
 
 def main():
@@ -45,7 +46,7 @@ def main():
   method_options.uses_only(*_HEADS)
   requests = workloads.read_workload(_WORKLOAD.value, categories=_CATEGORIES.value, languages=_LANGUAGES.value,
                                      limit=_LIMIT.value)
-  stages = advising.stages_of(_METHODS.value, _DRAFTS.value, settings.TARGET.value, heads.shipped)
+  stages = advice_arms.stages_of(_METHODS.value, _DRAFTS.value, settings.TARGET.value, heads.shipped)
   now = datetime.datetime.now()
   config = job.config(requests, command=" ".join(["python -m experiments.advise", *sys.argv[1:]]),
                       date=now.isoformat(timespec="seconds"))

@@ -3,8 +3,8 @@
   python -m experiments.distill --draft_layers=0,1,28,29 --corpus=data/smollm2 --outdir=runs/distill --steps=400
   python -m experiments.benchmark --methods=plain,draft_model --draft=runs/distill/draft
 
-The draft model is another one with the target's vocabulary (--draft), or begins as some layers of the target
-(--draft_layers). The corpus is one of experiments.write_training_data; no features are computed. The run folder holds
+The draft model is another one with the target's vocabulary (--draft), some layers of it (--draft with --draft_layers), or
+begins as some layers of the target (--draft_layers alone). The corpus is one of experiments.write_training_data; no features are computed. The run folder holds
 metrics.jsonl, curves.png, checkpoints, held-out numbers before the first step (before.json) and, at the end, the draft
 model (`draft/`: config.json, model.safetensors, tokenizer). A run that was killed goes on where it was.
 """
@@ -15,8 +15,8 @@ from experiments.harness import distilling
 from experiments.harness import method_options
 from experiments.harness import settings
 
-_LAYERS = flags.DEFINE_list("draft_layers", None, "Begin with these layers of the target instead of --draft, and with "
-                            "its embedding, final norm and head: such as 0,1,28,29.")
+_LAYERS = flags.DEFINE_list("draft_layers", None, "Begin with these layers of --draft, or of the target without that, and "
+                            "with its embedding, final norm and head: such as 0,1,28,29.")
 _CORPUS = flags.DEFINE_list("corpus", None, "Folders of the training data, separated by commas.")
 _OUTDIR = flags.DEFINE_string("outdir", None, "Folder of the run.")
 _EPOCHS = flags.DEFINE_float("epochs", 1.0, "Passes over the data.", lower_bound=0)
@@ -38,9 +38,9 @@ def main():
   method_options.uses_only(method_options.DRAFT, method_options.DRAFT_TOKENS)
   if not _CORPUS.value or not _OUTDIR.value:
     raise ValueError("--corpus and --outdir are both needed: the training data, and the folder of the run")
-  if bool(method_options.DRAFT.value) == bool(_LAYERS.value):
-    raise ValueError("one of --draft and --draft_layers is needed: a draft model to begin with, or layers of the "
-                     "target")
+  if not method_options.DRAFT.value and not _LAYERS.value:
+    raise ValueError("--draft or --draft_layers is needed: a draft model to begin with, or layers of the target; with "
+                     "both, layers of the draft model")
   before, after = distilling.run(distilling.Job(
       target=settings.TARGET.value, draft=method_options.DRAFT.value,
       draft_layers=distilling.layers(_LAYERS.value or []),

@@ -65,13 +65,14 @@ def draft_count(options: base.Options) -> base.Result:
 def drafting_rule(options: base.Options) -> base.Result:
   """Four candidates by different draft rules over the temperature, on 64 ids."""
   target, draft = exact.noisy_logits(options.seed, 300)
-  by_heat = {name: [] for name in _BY_HEAT}
+  by_heat, errors = {name: [] for name in _BY_HEAT}, []
   for heat in _HEATS:
     laws = list(zip(exact.softmax(target, heat), exact.softmax(draft, heat)))
-    mean = lambda rule, *args: float(np.mean([rule(p, q, *args) for p, q in laws]))
-    for name, value in zip(by_heat, (mean(transport.top_k, 4), mean(transport.greedy_multi, 4), mean(transport.single),
-                                     mean(transport.coupled))):
-      by_heat[name].append(value)
+    for name, rule in zip(by_heat, (lambda p, q: transport.top_k(p, q, 4), lambda p, q: transport.greedy_multi(p, q, 4),
+                                    transport.single, transport.coupled)):
+      each = [rule(p, q) for p, q in laws]
+      by_heat[name].append(float(np.mean(each)))
+      errors.append(float(np.std(each)) / len(each) ** 0.5)
   # Two of 64 without replacement, by the verifier itself; four would be 15 million outcomes.
   few = [tables_lib.Tables((t[None], np.zeros((64, 64))), (d[None], np.zeros((64, 64))))
          for t, d in zip(target[:3], draft[:3])]
@@ -82,18 +83,22 @@ def drafting_rule(options: base.Options) -> base.Result:
          for name, rule, verifier in (
              ("recursive, without replacement", drafts.without_replacement, verifiers.Recursive()),
              ("top k as points", drafts.top_k, verifiers.Point()))}
-  # Means over other random laws: one of a few hundred has a standard error of some .03.
-  matched, gap = base.within(sum(by_heat.values(), []), sum(map(list, _BY_HEAT.values()), []), .08)
+  # The enumerated means are of an unknown number of other random laws: no tolerance is right, so that they are shown, and
+  # what they say is judged.
+  gap = base.within(sum(by_heat.values(), []), sum(map(list, _BY_HEAT.values()), []), 0)[1]
   top, drawn = by_heat["top k as points"], by_heat["greedy multi-draft"]
-  claims, broken = base.holds({"top k is as good as drawing when cold": top[0] > drawn[0] - .02,
-                               "and far behind when hot": top[-1] < drawn[-1] - .3})
+  verdict, broken = base.holds({"top k is as good as drawing when cold": top[0] > drawn[0] - .02,
+                                "and far behind when hot": top[-1] < drawn[-1] - .3,
+                                "top k falls with every degree": all(a > b for a, b in zip(top, top[1:])),
+                                "one draw is accepted the more the hotter it is": all(
+                                    a < b for a, b in zip(by_heat["one draw"], by_heat["one draw"][1:]))})
   return base.Result(
       "temperature", "acceptance", tuple(base.Series(name, _HEATS, tuple(values)) for name, values in by_heat.items()),
       tuple(base.Published(f"{name}, enumerated", _HEATS, values, "NumPy enumeration, other random logits",
                            base.ENUMERATED, of=name) for name, values in _BY_HEAT.items()),
-      base.worse(matched, claims), f"Four points of top k are accepted {top[0]:.3f} at temperature .2 and "
-      f"{top[-1]:.3f} at 1.5, three points and a draw {drawn[0]:.3f} and {drawn[-1]:.3f}; all within {gap:.3f} of the "
-      "enumerated means. EAGLE-2 and 3 draft points at every temperature, which is lossless and costs acceptance when "
+      verdict, f"Four points of top k are accepted {top[0]:.3f} at temperature .2 and "
+      f"{top[-1]:.3f} at 1.5, three points and a draw {drawn[0]:.3f} and {drawn[-1]:.3f}. The enumerated means, of "
+      f"other random laws, are off by {gap:.3f} at most, our standard errors {max(errors):.3f}. EAGLE-2 and 3 draft points at every temperature, which is lossless and costs acceptance when "
       f"hot. {broken}".strip(),
       ("two candidates, by the verifier", "temperature .2", "temperature 1.5"),
       tuple((name, *(f"{x:.3f}" for x in values)) for name, values in two.items()))

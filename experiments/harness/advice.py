@@ -20,6 +20,7 @@ class Candidate:
 
   Attributes:
     arm: its name in the advice; settings: the flags that build it, beside its method.
+    score: speedup on the first half by which the arm was chosen, see `advising`; None: `tried`.
     tried, expected: speedup measured on the first half, and that of the cost model from its counts; None: not tried.
     speedup, interval: on the second half; None: not measured there, or too few requests.
     facts: what the rules read. stopped: why it was not tried.
@@ -28,6 +29,7 @@ class Candidate:
   method: str
   settings: dict
   tried: float | None = None
+  score: float | None = None
   expected: float | None = None
   speedup: float | None = None
   interval: list[float] | None = None
@@ -62,8 +64,9 @@ def kinds(requests: Sequence) -> dict[tuple[str, str], list]:
 
 def best_tried(candidates: Sequence[Candidate], margin: float = MARGIN) -> Candidate | None:
   """The fastest on the first half, if it is faster than plain decoding by more than noise: it goes to the second."""
-  fast = [each for each in candidates if each.tried is not None and each.tried >= margin]
-  return max(fast, key=lambda each: each.tried, default=None)
+  score = lambda each: each.tried if each.score is None else each.score
+  fast = [each for each in candidates if each.tried is not None and each.tried > 1 and score(each) >= margin]
+  return max(fast, key=score, default=None)
 
 
 def decide(category: str, language: str, candidates: Sequence[Candidate], memory: dict | None = None) -> dict:
@@ -122,5 +125,5 @@ def _measured(each):
 
 
 def _row(each):
-  return {"arm": each.arm, "method": each.method, "settings": each.settings, "tried": each.tried,
+  return {"arm": each.arm, "method": each.method, "settings": each.settings, "tried": each.tried, "score": each.score,
           "expected": each.expected, "measured": each.speedup, "interval": each.interval, "stopped": each.stopped}

@@ -31,7 +31,7 @@ class Facts:
     requests: held out.
     tokens_per_step, tokens_needed: emitted, and from which on a step is worth its time.
     first_acceptance, acceptance: of the first position, and of all drafted tokens.
-    other_acceptance: greatest acceptance of the method in another language.
+    other_acceptance: greatest acceptance of the method in another language of the category.
     draft_share: cost of a drafted token in plain steps, c.
     prefill_share: of a plain request's time.
     plain_ms: of a plain step.
@@ -95,7 +95,7 @@ def small_target(f):
 
 def draft_costs_more_than_it_is_accepted(f):
   """c > alpha: no draft length pays."""
-  if f.draft_share is not None and f.first_acceptance is not None and f.draft_share > f.first_acceptance:
+  if f.model and f.draft_share is not None and f.first_acceptance is not None and f.draft_share > f.first_acceptance:
     return (f"a drafted token costs {f.draft_share:.2f} plain steps and is accepted with {f.first_acceptance:.2f}: no "
             "draft length pays")
   return None
@@ -141,7 +141,7 @@ def first_position_collapses(f):
 
 def low_acceptance_in_language(f):
   """A drafter knows its training languages."""
-  if f.acceptance is not None and f.other_acceptance and f.acceptance < _FOREIGN * f.other_acceptance:
+  if f.model and f.acceptance is not None and f.other_acceptance and f.acceptance < _FOREIGN * f.other_acceptance:
     return (f"low acceptance in language {f.language}: {f.acceptance:.2f} against {f.other_acceptance:.2f} elsewhere; "
             "a drafter trained on that language would change it")
   return None
@@ -166,7 +166,7 @@ def few_experts_shared(f):
 def beyond_the_ridge(f):
   """Compute-bound: every further node costs its share."""
   if f.ridge and f.batch * f.nodes > _RIDGE * f.ridge:
-    return (f"{f.batch} rows of {f.nodes} nodes are beyond {_RIDGE:g} of the {f.ridge:.0f} tokens up to which the "
+    return (f"{f.batch} row{'s' * (f.batch > 1)} of {f.nodes} nodes are beyond {_RIDGE:g} of the {f.ridge:.0f} tokens up to which the "
             "device waits for its memory: shrink the tree, then the chain")
   return None
 

@@ -1,21 +1,23 @@
 """The order in which methods are tried: plain decoding first, then the cheapest methods, draft models, learned heads.
 
-A stage measures its arms interleaved with plain decoding on the tuning half of every kind of request that is still
-open. A kind is closed to an arm by a bound: were all of its draft accepted, or as many as the upper end of the
-interval of its acceptance allows, the step would still not be worth its measured time. Chains whose counts and times
-ask for another length are then tried at that length, too; of the two the one that was faster over all kinds is kept.
-What is best for a kind is measured on the other half. The number of requests is chosen so that all of it fits into the
-time that was asked for.
+A stage measures its arms interleaved with plain decoding on the first request of the tuning half of every kind. A kind
+is closed to an arm by a bound: were all of its draft accepted, or as many as the upper end of the interval of its
+acceptance allows, the step would still not be worth its measured time. Chains whose counts and times ask for another
+length are then tried at that length, too; of the two the one that was faster over all kinds is kept.
+
+What time is left is spent where it decides something: half of it on further requests of the tuning half, for the arms
+of each kind that are near its best one, the other half on the held-out requests, for the best arm of each kind and the
+best of all. Of few requests a kind's own speedup is noisy, so that the speedup over all kinds counts for two more.
 """
 import dataclasses
 import time
 
-from absl import flags
 import jax
 import numpy as np
 from tqdm import tqdm
 
 from experiments.harness import advice
+from experiments.harness import advice_arms
 from experiments.harness import advice_facts
 from experiments.harness import advice_lengths
 from experiments.harness import costs as costs_lib
@@ -28,28 +30,21 @@ from specjax.theory import acceptance
 from specjax.theory import speedup
 from specjax.verifiers import point
 
-CHEAP = ("ngram", "suffix", "auto_lookup")
-MODELS = ("draft_model",)
-HEADS = ("eagle3", "eagle", "medusa", "hydra", "dflash", "dspark", "mtp", "peagle")
 _LEAST_GAIN = 1.02
 _EACH = ("draft_model", "eagle3", "eagle", "hydra", "mtp")  # draft a token a pass; the others all at once
 _ANY_LENGTH = ("ngram", "suffix", "draft_model", "eagle3", "eagle")  # draft as many tokens as they are asked for
-_TUNED = 2        # arms of another length, at most
+_TUNED = 2          # arms of another length, at most
 _MOST_TOKENS = 15
-
-
-@dataclasses.dataclass(frozen=True)
-class Arm:
-  """A method with the values of its flags."""
-  name: str
-  method: str
-  settings: dict = dataclasses.field(default_factory=dict)
+_LENGTH_GAIN = 1.05  # predicted, from which another length is tried
+_RACE = 3           # arms of a kind that more requests are spent on, at most
+_NEAR = 0.9         # of the best one's speed: those arms
+_POOLED = 2         # requests that the speedup over all kinds counts for in that of a kind
 
 
 class Advisor:
   """Measures a target on requests, stage by stage, within a time."""
 
-  def __init__(self, target, tokenizer, name: str, requests: list, stages: list[list[Arm]], *, minutes: float,
+  def __init__(self, target, tokenizer, name: str, requests: list, stages: list[list[advice_arms.Arm]], *, minutes: float,
                raw: bool = False, verifier=point.Point(), clock=time.monotonic, log=lambda text: None,
                keep=lambda records: None):
     """
@@ -67,8 +62,9 @@ class Advisor:
     self._counts = {}    # (arm, kind): records of the tuning half
     self._plain = {}     # kind: those of plain decoding, of every stage
     self._stopped = {}   # (arm, kind): why
+    self.overall_arm = None
     self._draft_ms, self._times, self._proposers = {}, None, {}
-    self._limit, self._seconds = None, None
+    self._seconds, self._spent, self._done = None, 0.0, 0  # of a run: guessed at first; of all runs so far
 
   def run(self) -> dict:
     """Everything; returns what `advice.json` holds."""
@@ -76,15 +72,15 @@ class Advisor:
     everything = [r for requests in self.kinds.values() for r in requests]
     plan = self._plan({"plain": self._proposers["plain"]}, everything)
     measure.check(plan)
-    begin = self._clock()
     measure.warm_up(plan)
-    compiled = self._clock() - begin
     self._seconds = measure.estimate(plan) / len(everything)
-    self._choose_limit(max(compiled, 1.0))
-    with tqdm(total=self._runs_left(self.stages), desc="measuring", unit="run", leave=False) as self._bar:
-      for arms in self.stages:
-        self._stage(arms)
+    # How many runs there will be depends on what they show; that they end in time does not.
+    with tqdm(total=round((self._end - self._clock()) / 60, 1), unit="min", leave=False,
+              bar_format="{desc}: {percentage:.0f}%|{bar}| {n:.1f} of {total:.1f} min at most{postfix}") as self._bar:
+      for each in self.stages:
+        self._stage(each)
       self._tune_lengths()
+      self._race()
       self._held_out()
     return self._advice()
 
@@ -93,29 +89,25 @@ class Advisor:
                         batches=[[request] for request in requests], repeats=1,
                         max_new_tokens=settings.MAX_NEW_TOKENS.value, raw=self._raw, verifier=self._verifier)
 
-  def _choose_limit(self, compile_s):
-    """Requests of a half and kind: as many as fit with all stages, one at least; where that is too long, `_stage`
-    leaves out the last arms."""
-    tuned = min(_TUNED, sum(arm.method in _ANY_LENGTH for arms in self.stages for arm in arms))
-    arms, runs = sum(map(len, self.stages)) + tuned, lambda: self._runs_left([*self.stages, [None] * tuned])
-    longest = max(len(requests) for requests in self.kinds.values())
-    for self._limit in range((longest + 1) // 2, 0, -1):
-      if self._clock() + arms * compile_s + runs() * self._seconds <= self._end:
-        return
-
   def _half(self, kind, held_out):
-    return advice.halves(self.kinds[kind])[held_out][:self._limit]
+    return advice.halves(self.kinds[kind])[held_out]
 
-  def _runs_left(self, stages):
-    tuned = sum(len(self._half(kind, False)) for kind in self.kinds)
-    held = sum(len(self._half(kind, True)) for kind in self.kinds)
-    return tuned * sum(1 + len(arms) for arms in stages if arms) + 3 * held
+  def _has_time(self, runs, reserved=0.0):
+    """Whether so many runs fit before the end, and the seconds that are reserved; as long as the runs so far took."""
+    return self._clock() + runs * self._mean() + reserved <= self._end
+
+  def _mean(self):
+    return self._spent / self._done if self._done else self._seconds
+
+  def _reserve(self):
+    """Seconds of a round of the held-out half."""
+    return 3 * len(self.kinds) * self._mean()
 
   def _stage(self, arms):
     """Tries the arms of one stage on all kinds that are open to them."""
     built = {}
     for arm in arms:
-      if self._clock() >= self._end - self._reserve():
+      if not self._has_time(2 * len(self.kinds), self._reserve()):
         self.left_out.append({"arm": arm.name, "why": "the time of --minutes was over"})
         continue
       try:
@@ -125,22 +117,45 @@ class Advisor:
         self.left_out.append({"arm": arm.name, "why": str(error)})
         continue
       self._proposers[arm.name] = built[arm.name] = proposer
-    if not built:
-      self._bar.total = max(self._bar.n, self._bar.total - sum(len(self._half(k, False)) for k in self.kinds))
-      return
-    self._log(f"trying {', '.join(built)}")
-    self._time_parts(built)
-    opened = {kind: [name for name in built if self._open(name, kind)] for kind in self.kinds}
-    # One request of each kind first: a bound on its acceptance may close the kind to an arm.
-    self._try(opened, slice(0, 1))
-    self._try({kind: [name for name in names if not self._bounded(name, kind)] for kind, names in opened.items()},
-              slice(1, None))
+    if built:
+      self._log(f"trying {', '.join(built)}")
+      self._time_parts(built)
+      self._round({kind: [name for name in built if self._open(name, kind)] for kind in self.kinds}, 0)
 
-  def _try(self, opened, part):
-    """Measures the arms that are open to each kind on a part of its tuning half; kinds with the same arms together."""
-    for names in dict.fromkeys(tuple(names) for names in opened.values() if names):
-      self._measure(names, {kind: self._half(kind, False)[part] for kind, those in opened.items()
-                            if tuple(those) == names}, held_out=False)
+  def _round(self, wanted, index, *, held_out=False):
+    """Measures arms on the request of an index of each kind's half; kinds with the same arms together."""
+    requests = {kind: self._half(kind, held_out)[index:index + 1] for kind, names in wanted.items() if names}
+    for names in dict.fromkeys(tuple(wanted[kind]) for kind in requests):
+      self._measure(names, {kind: each for kind, each in requests.items() if tuple(wanted[kind]) == names},
+                    held_out=held_out)
+
+  def _race(self):
+    """Further requests of the tuning half, for the arms of each kind that are near the best one there."""
+    end = self._clock() + (self._end - self._clock()) / 2
+    for index in range(1, max(len(self._half(kind, False)) for kind in self.kinds)):
+      wanted = {kind: self._racers(kind) for kind in self.kinds if len(self._half(kind, False)) > index}
+      runs = sum(1 + len(names) for names in wanted.values() if names)
+      if not runs or not self._has_time(runs, self._end - end):
+        return
+      self._round(wanted, index)
+
+  def _racers(self, kind):
+    """Arms whose speedup is near the best one's, plain decoding among them: the fastest few."""
+    scores = {name: score for name in self._draft_ms if (score := self._score(name, kind)) and not
+              self._stopped.get((name, kind)) and (score >= 1 or not self._bounded(name, kind))}
+    least = _NEAR * max([1.0, *scores.values()])
+    return sorted((name for name, score in scores.items() if score >= least), key=lambda n: -scores[n])[:_RACE]
+
+  def _score(self, name, kind):
+    """Speedup on the tuning half of a kind, drawn towards that over all kinds; None where it was not tried."""
+    pairs = self._pairs.get((name, kind, False))
+    if pairs is None:
+      return None
+    own, every = advice.paired(*pairs)[0], self._first(name)
+    if not own or not every:
+      return None
+    count = len(pairs[0])
+    return float(np.exp((count * np.log(own) + _POOLED * np.log(every)) / (count + _POOLED)))
 
   def _measure(self, names, by_kind, *, held_out):
     """Plain decoding and arms, interleaved, on the requests of each kind."""
@@ -149,17 +164,17 @@ class Advisor:
     if not requests:
       return
     plan = self._plan({"plain": self._proposers["plain"]} | {name: self._proposers[name] for name in names}, requests)
-    self._bar.set_description("compiling")
+    begin, by_arm = self._clock(), {}
+    self._progress("compiling")
     measure.warm_up(plan)
-    self._bar.set_description("held out" if held_out else "tuning")
-    by_arm = {}
-    for records in measure.measure(plan, lambda: self._bar.update(1)):
+    for records in measure.measure(plan, lambda: self._progress("held out" if held_out else "tuning", 1)):
       self._keep([record | {"half": "held_out" if held_out else "tuning"} for record in records])
       for record in records:
         by_arm.setdefault((record["method"], owner[record["id"]]), []).append(record)
-      if not held_out and self._clock() >= self._end - self._reserve():
+      if not held_out and not self._has_time(0, self._reserve()):
         self.left_out.append({"arm": ", ".join(names), "why": "the time of --minutes was over amid a stage"})
         break
+    self._spent += self._clock() - begin
     for kind in (kind for kind in by_kind if ("plain", kind) in by_arm):
       plain = by_arm["plain", kind]
       if not held_out:
@@ -170,9 +185,11 @@ class Advisor:
         if not held_out:
           self._counts[name, kind] = self._counts.get((name, kind), []) + ours
 
-  def _reserve(self):
-    """Seconds that the held-out half will take."""
-    return 3 * (self._seconds or 0) * sum(len(self._half(kind, True)) for kind in self.kinds)
+  def _progress(self, doing, runs=0):
+    self._done += runs
+    self._bar.n = max(self._bar.n, self._bar.total - max(0, self._end - self._clock()) / 60)
+    self._bar.set_description_str(doing, refresh=False)
+    self._bar.set_postfix(runs=self._done)
 
   def _time_parts(self, built):
     """T(w) of the target once, by the first arm that drafts, and the draft of every arm."""
@@ -208,29 +225,32 @@ class Advisor:
       depth = self._proposers[arm.name].max_depth
       better = advice_lengths.best(records, depth, lambda nodes: self._times.ms(self._width(nodes)),
                                    self._draft_cost(arm), max(depth, _MOST_TOKENS))
-      if better and better[0] != depth and better[1] >= _LEAST_GAIN:
-        tuned = Arm(f"{arm.name}, draft_tokens={better[0]}", arm.method, arm.settings | {"draft_tokens": better[0]})
+      if better and better[0] != depth and better[1] >= _LENGTH_GAIN:
+        tuned = advice_arms.Arm(f"{arm.name}, draft_tokens={better[0]}", arm.method, arm.settings | {"draft_tokens": better[0]})
         found.append((better[1], arm, tuned))
     found = sorted(found, key=lambda each: -each[0])[:_TUNED]
     if not found:
       return
     self.stages.append([tuned for _, _, tuned in found])
-    self._bar.total += self._runs_left(self.stages[-1:]) - self._runs_left([])
     self._stage(self.stages[-1])
     for _, arm, tuned in found:
-      both = [kind for kind in self.kinds if all((each.name, kind, False) in self._pairs for each in (arm, tuned))]
-      if not both:
+      times = {each.name: speed for each in (arm, tuned) if (speed := self._first(each.name))}
+      if len(times) < 2:
         continue
-      times = {each.name: self._pooled(each.name, both, False)[0] for each in (arm, tuned)}
       slower, faster = sorted(times, key=times.get)
       for kind in self.kinds:
         self._stopped.setdefault((slower, kind), f"over all kinds it was {times[slower]:.2f} times plain decoding's "
                                                  f"speed, and {faster} {times[faster]:.2f}")
 
-  def _pooled(self, name, kinds, held_out):
-    """Speedup and interval over several kinds."""
-    return advice.paired(*(sum((list(self._pairs[name, kind, held_out][side]) for kind in kinds), [])
-                           for side in (0, 1)))
+  def _first(self, name):
+    """Speedup over the first requests of all kinds, which all arms have in common where no bound closed them."""
+    sides = [[self._pairs[name, kind, False][side][0] for kind in self.kinds if (name, kind, False) in self._pairs]
+             for side in (0, 1)]
+    return advice.paired(*sides)[0]
+
+  def _held(self, name, kinds):
+    """Speedup and interval on the held-out requests of several kinds."""
+    return advice.paired(*(sum((list(self._pairs[name, kind, True][side]) for kind in kinds), []) for side in (0, 1)))
 
   def _request(self, kind):
     """Output tokens and prefill of a kind, on the scale of `_times`, from what plain decoding took there."""
@@ -280,11 +300,12 @@ class Advisor:
       best = advice.best_tried([c for c in self._candidates(kind) if not c.stopped])
       names = dict.fromkeys(name for name in (best and best.arm, self.overall_arm) if name)
       if names:
-        wanted.setdefault(tuple(names), []).append(kind)
-    self._bar.total = self._bar.n + sum((1 + len(names)) * len(self._half(kind, True))
-                                        for names, kinds in wanted.items() for kind in kinds)
-    for names, kinds in wanted.items():
-      self._measure(names, {kind: self._half(kind, True) for kind in kinds}, held_out=True)
+        wanted[kind] = list(names)
+    for index in range(max(len(self._half(kind, True)) for kind in self.kinds)):
+      open_ = {kind: names for kind, names in wanted.items() if len(self._half(kind, True)) > index}
+      if index and not self._has_time(sum(1 + len(names) for names in open_.values())):
+        return
+      self._round(open_, index, held_out=True)
 
   def _best_overall(self):
     """The arm that is fastest on the tuning half of all kinds together, of those that were tried on most of them."""
@@ -293,7 +314,7 @@ class Advisor:
     most = max(map(len, tried.values()), default=0)
     for name, kinds in tried.items():
       if kinds and len(kinds) >= 0.8 * most and not all((name, kind) in self._stopped for kind in self.kinds):
-        found[name] = self._pooled(name, kinds, False)[0] or 0.0
+        found[name] = self._first(name) or 0.0
     best = max(found, key=found.get, default=None)
     return best if best and found[best] >= advice.MARGIN else None
 
@@ -307,6 +328,7 @@ class Advisor:
       measured = advice.paired(*tried)[0] if tried else None
       ratio, interval = advice.paired(*held) if held else (None, None)
       candidate = advice.Candidate(arm=arm.name, method=arm.method, settings=arm.settings, tried=measured,
+                                   score=self._score(arm.name, kind),
                                    speedup=ratio, interval=interval, stopped=stopped)
       if tried:
         stopped = stopped or (None if measured and measured >= advice.MARGIN else self._bounded(arm.name, kind))
@@ -330,17 +352,17 @@ class Advisor:
 
   def _facts(self, arm, kind):
     others = [self._counts[arm.name, other] for other in self.kinds
-              if other[1] != kind[1] and (arm.name, other) in self._counts]
+              if other[0] == kind[0] and other != kind and (arm.name, other) in self._counts]
     return advice_facts.of(
         arm, kind, self._counts[arm.name, kind], self._plain[kind], others, target=self._given.target,
         proposer=self._proposers[arm.name], step_ms=self._step_ms(arm.name, kind), times=self._times,
-        draft_ms=self._draft_ms[arm.name], held_out=len(self._half(kind, True)), lookup=arm.method in CHEAP)
+        draft_ms=self._draft_ms[arm.name], held_out=len(self._pairs.get((arm.name, kind, True), ([],))[0]), lookup=arm.method in advice_arms.CHEAP)
 
   def _advice(self):
     memory = {name: advice_facts.memory_bytes(self._given.target, proposer)
               for name, proposer in self._proposers.items()}
     decisions = [advice.decide(*kind, self._candidates(kind), memory) for kind in self.kinds]
-    return {"schema": 1, "target": self._given.name, "requests_of_a_half": self._limit,
+    return {"schema": 1, "target": self._given.name, "requests_of_a_half": max((len(plain) for plain, _ in self._pairs.values()), default=0),
             "max_new_tokens": settings.MAX_NEW_TOKENS.value, "overall": self._overall(memory), "types": decisions,
             "left_out": self.left_out,
             "step_ms": [{"width": p.width, "ms": p.ms} for p in (self._times.points if self._times else ())],
@@ -349,42 +371,13 @@ class Advisor:
 
   def _overall(self, memory):
     name = self.overall_arm
-    arm = next((arm for arms in self.stages for arm in arms if arm.name == name), Arm("plain", "plain"))
+    arm = next((arm for arms in self.stages for arm in arms if arm.name == name), advice_arms.Arm("plain", "plain"))
     kinds = [kind for kind in self.kinds if (name, kind, True) in self._pairs]
-    ratio, interval = self._pooled(name, kinds, True)
+    ratio, interval = self._held(name, kinds)
     if not ratio or ratio <= 1:
-      arm, ratio, interval = Arm("plain", "plain"), None, None
+      arm, ratio, interval = advice_arms.Arm("plain", "plain"), None, None
     return {"method": arm.method, "arm": arm.name, "settings": arm.settings, "measured": ratio, "interval": interval,
             "memory_bytes": memory.get(arm.name, 0) if arm.name != "plain" else 0}
-
-
-def stages_of(names: list[str] | None, drafts: list[str], target_name: str, shipped) -> list[list[Arm]]:
-  """The arms of each stage.
-
-  Args:
-    names: methods to keep; None: all that can be had. drafts: names of draft models.
-    shipped: of (target's name, kind), whether a head comes with specjax for the target.
-
-  Raises:
-    ValueError: a method that is not known here, or a draft model without the method that uses it.
-  """
-  known = (*CHEAP, *MODELS, *HEADS)
-  for name in names or ():
-    if name not in known:
-      raise ValueError(f"--methods: {name!r} is not tried by this program; it tries {', '.join(known)}")
-  if names and "draft_model" in names and not drafts:
-    raise ValueError("--methods=draft_model needs --drafts, the draft models to try")
-  if drafts and names and "draft_model" not in names:
-    raise ValueError(f"--drafts={','.join(drafts)} is for the method draft_model, and --methods={','.join(names)} does "
-                     "not name it; leave one of the two out")
-  wanted = lambda name: names is None or name in names
-  has_head = lambda kind: (flags.FLAGS[f"{kind}_head"].value or shipped(target_name, kind)) and wanted(kind) or (
-      names and kind in names)
-  cheap = [Arm(name, name) for name in CHEAP if wanted(name)]
-  models = [Arm(f"draft_model {draft}", "draft_model", {"draft": draft}) for draft in drafts]
-  heads = [Arm(kind, kind, {f"{kind}_head": flags.FLAGS[f"{kind}_head"].value} if flags.FLAGS[f"{kind}_head"].value
-               else {}) for kind in HEADS if has_head(kind)]
-  return [arms for arms in (cheap, models, heads) if arms]
 
 
 def _plain_ms(records):

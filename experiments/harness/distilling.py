@@ -56,8 +56,7 @@ def layers(names: list[str]) -> tuple[int, ...]:
   """Of --draft_layers. Raises ValueError for what is no list of layers in ascending order."""
   found = tuple(int(name) if name.strip().isdecimal() else -1 for name in names)
   if min(found, default=0) < 0 or list(found) != sorted(set(found)):
-    raise ValueError(f"--draft_layers={','.join(names)}: it takes layers of the target, each once and in order, such "
-                     "as 0,1,28,29")
+    raise ValueError(f"--draft_layers={','.join(names)}: it takes layers, each once and in order, such as 0,1,28,29")
   return found
 
 
@@ -111,11 +110,13 @@ def run(job: Job) -> tuple[dict, dict]:
 
 def _draft(job, target, tokenizer):
   """The draft model at the start. Raises ValueError for one of another vocabulary, or none."""
-  if not job.draft:
-    try:
-      return target.keep(job.draft_layers)
-    except ValueError as error:
-      raise ValueError(f"--draft_layers={','.join(map(str, job.draft_layers))}: {error}") from error
-  model, theirs = specjax.load(job.draft)
-  vocabulary_map.require_same(tokenizer, theirs)
-  return model
+  model = target
+  if job.draft:
+    model, theirs = specjax.load(job.draft)
+    vocabulary_map.require_same(tokenizer, theirs)
+  if not job.draft_layers:
+    return model
+  try:
+    return model.keep(job.draft_layers)
+  except ValueError as error:
+    raise ValueError(f"--draft_layers={','.join(map(str, job.draft_layers))}: {error}") from error

@@ -7,7 +7,6 @@ import sys
 
 from absl import flags
 import jax
-import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
@@ -18,6 +17,7 @@ from experiments.harness import environment
 from experiments.harness import expert_costs
 from experiments.harness import measure
 from experiments.harness import methods
+from experiments.harness import near_ties
 from experiments.harness import rules
 from experiments.harness import run_folder
 from experiments.harness import settings
@@ -27,8 +27,6 @@ from experiments.harness import tracing
 from experiments.quality import registry
 from specjax import decode
 from specjax import drivers
-from specjax import processors
-from specjax import proposers
 from specjax.parallel import processes
 from specjax.verifiers import point
 
@@ -145,13 +143,20 @@ class Job:
     """Runs the first `requests` of each category again and writes `steps.jsonl`, see `tracing.trace`; none, nothing.
 
     Returns:
-      A sentence for every traced text that should be the measured one and is not.
+      A sentence for every traced text that should be the measured one and is not. Greedy ones that part at a near tie
+      are printed and not among them.
     """
-    differing = []
+    differing, faults = [], []
     if requests:
       lines = tracing.trace(self.plan, self.folder.records(), requests, differing)
       self.folder.write_lines(run_folder.STEPS, tqdm(lines, desc="tracing", unit="step", leave=False))
-    return differing
+    for each in differing:
+      lead = near_ties.gap(self.plan.target, each.prompt, each.shared) if each.greedy else None
+      if lead is not None and lead < near_ties.NEAR_TIE:
+        print(f"{each}, at a near tie: the two best logits are {lead:.1e} apart", file=sys.stderr, flush=True)
+      else:
+        faults.append(str(each))
+    return faults
 
   def _judged(self, records):
     target = self.plan.target
@@ -196,31 +201,11 @@ class Job:
       base = plain.get((record["id"], record["turn"]))
       if base is None or record["repeat"] or record["temperature"] or record["token_ids"] == base["token_ids"]:
         continue
-      shared = next((i for i, (a, b) in enumerate(zip(record["token_ids"], base["token_ids"])) if a != b),
-                    min(len(record["token_ids"]), len(base["token_ids"])))
-      gaps[record["id"], record["turn"], record["method"]] = self._gap(base["prompt_ids"], base["token_ids"][:shared])
+      shared = near_ties.first_difference(record["token_ids"], base["token_ids"])
+      gaps[record["id"], record["turn"], record["method"]] = near_ties.gap(self.plan.target, base["prompt_ids"],
+                                                                           base["token_ids"][:shared])
     return gaps
-
-  def _gap(self, prompt, output):
-    """The top-2 logit gap behind `prompt` and `output`, computed as decoding does: prefill, then the pending token."""
-    params = settings.sampling_params()
-    left = max(0, params.min_new_tokens - len(output))  # all of the text counts as a prompt here
-    state = drivers.start(self.plan.target, proposers.Plain(), [prompt], params.replace(min_new_tokens=left),
-                          max_new_tokens=max(1, left), written=[output])
-    return float(_top_two_gap(self.plan.target, state))
 
 
 def _described(leaf):
   return leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
-
-
-@jax.jit
-def _top_two_gap(target, state):
-  """Of the adjusted logits: penalties and biases decide with the model's own which token is the greatest."""
-  pending, one = state.context().pending[:, None], jnp.ones((1, 1, 1), bool)
-  out = target.forward(pending, state.length[:, None] - 1, one, state.cache)
-  logits = processors.adjust(target.logits(out.hidden), state.params, processors.Prefixes(
-      tokens=state.tokens, length=state.length, start=state.start, eos=state.rules.eos, path_tokens=pending, mask=one,
-      begin=state.context().inputs))
-  first, second = jax.lax.top_k(logits[0, 0], 2)[0]
-  return first - second

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.harness import near_ties
 import specjax
 from specjax.models import base
 
 FIXTURES = pathlib.Path(__file__).parents[2] / "tests" / "fixtures"
 BAR = 2e-4       # greatest error of a logit over the greatest logit
-NEAR_TIE = 1e-4  # two best logits as near as this may change places by rounding
 CHUNK = 11
 
 
@@ -31,7 +31,7 @@ class Row:
   @property
   def met(self) -> bool:
     """Logits within the bar, and no text that differs but for a near tie."""
-    return max(self.errors.values(), default=0.0) < BAR and (self.gap is None or self.gap < NEAR_TIE)
+    return max(self.errors.values(), default=0.0) < BAR and (self.gap is None or self.gap < near_ties.NEAR_TIE)
 
   def line(self) -> str:
     """The row of the printed table."""

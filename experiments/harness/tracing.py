@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.harness import measure
+from experiments.harness import near_ties
 from experiments.harness import settings
 from specjax import decode
 from specjax import drivers
@@ -82,7 +83,21 @@ def _conclude(target, proposer, state, tree, *, verifier):
   return decode.commit(target, proposer, state, outcome), (outcome.verdict, outcome.drafted, outcome.width_index)
 
 
-def trace(plan: measure.Plan, records: list[dict], requests: int, differing: list[str]) -> Iterator[dict]:
+@dataclasses.dataclass(frozen=True)
+class Difference:
+  """A traced text that should be the measured one and is not: what both share, and whether it is greedy."""
+  name: str
+  method: str
+  prompt: list[int]
+  shared: list[int]
+  greedy: bool
+
+  def __str__(self):
+    return (f"request {self.name} under {self.method}: the traced text leaves the measured one at output token "
+            f"{len(self.shared)}")
+
+
+def trace(plan: measure.Plan, records: list[dict], requests: int, differing: list[Difference]) -> Iterator[dict]:
   """Runs the first requests of each category again, under every method, and yields a line for each step of each.
 
   Rows that were measured in one batch are run in one batch, the whole of it. Of a conversation the first turn is run.
@@ -90,8 +105,8 @@ def trace(plan: measure.Plan, records: list[dict], requests: int, differing: lis
   Args:
     plan: what was measured. records: lines of `requests.jsonl`, which hold the prompts and the measured texts.
     requests: of each category.
-    differing: takes a sentence for each text that should be the measured one and is not: that of a lossless rule at
-      temperature 0, or of one whose draws belong to positions and not to steps.
+    differing: takes the texts that should be the measured ones and are not: those of a lossless rule at temperature 0,
+      or of one whose draws belong to positions and not to steps.
 
   Yields:
     {"id", "category", "language", "method", "step", "width", "tokens", "pieces", "parents", "depths", "sampled", "p",
@@ -126,12 +141,11 @@ def _trace_batch(plan, method, members, wanted, differing):
   lines, texts = _steps(plan, method, members)
   for row, record in enumerate(members):
     ids, pieces = texts[row], plan.tokenizer.pieces(texts[row])
-    settled = plan.verifier.lossless and (record["temperature"] == 0 or keys_lib.STOP not in plan.verifier.purposes)
+    greedy = record["temperature"] == 0
+    settled = plan.verifier.lossless and (greedy or keys_lib.STOP not in plan.verifier.purposes)
     if settled and ids != record["token_ids"]:
-      place = next((i for i, (a, b) in enumerate(zip(ids, record["token_ids"])) if a != b),
-                   min(len(ids), len(record["token_ids"])))
-      differing.append(f"request {record['id']} under {method}: the traced text leaves the measured one at output "
-                       f"token {place}")
+      differing.append(Difference(record["id"], method, record["prompt_ids"],
+                                  ids[:near_ties.first_difference(ids, record["token_ids"])], greedy))
     if record["id"] not in wanted:
       continue
     done = 0

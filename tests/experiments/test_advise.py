@@ -10,6 +10,7 @@ import pytest
 
 from experiments import workloads
 from experiments.harness import advice
+from experiments.harness import advice_arms
 from experiments.harness import advice_page
 from experiments.harness import advice_rules
 from experiments.harness import advising
@@ -28,14 +29,14 @@ RULES = {
     "short_outputs": (dict(prefill_share=0.8), "80% .* 1.25 times", dict(prefill_share=0.2)),
     "small_target": (dict(model=True, draft_share=0.4, plain_ms=3.0), "0.40 of a plain step of 3.0 ms",
                      dict(draft_share=0.1)),
-    "draft_costs_more_than_it_is_accepted": (dict(draft_share=0.6, first_acceptance=0.5), "0.60 .* 0.50",
+    "draft_costs_more_than_it_is_accepted": (dict(model=True, draft_share=0.6, first_acceptance=0.5), "0.60 .* 0.50",
                                              dict(draft_share=0.4)),
     "no_memory": (dict(memory_bytes=3 * 10**9, free_bytes=10**9), "3.00 GB and 1.00 GB", dict(free_bytes=4 * 10**9)),
     "high_temperature": (dict(temperature=1.0), "temperature 1 .*--draft_sampled", dict(sampled=True)),
     "nothing_to_look_up": (dict(lookup=True, tokens_per_step=1.05), "1.05 tokens a step", dict(tokens_per_step=1.5)),
     "first_position_collapses": (dict(model=True, first_acceptance=0.1), "0.10 only.*chat template",
                                  dict(first_acceptance=0.5)),
-    "low_acceptance_in_language": (dict(language="ko", acceptance=0.2, other_acceptance=0.5),
+    "low_acceptance_in_language": (dict(model=True, language="ko", acceptance=0.2, other_acceptance=0.5),
                                    "language ko: 0.20 against 0.50", dict(acceptance=0.45)),
     "long_prompts": (dict(beyond_context=0.25), "25% of the steps", dict(beyond_context=0.0)),
     "few_experts_shared": (dict(experts=(128, 8), nodes=8), "8 tokens .* 128 experts", dict(batch=6)),
@@ -100,6 +101,82 @@ def test_reasons_and_risks():
       ("eagle3", "measured"), ("eagle3", "short_outputs"), ("ngram", "bound")}
 
 
+def test_a_score_chooses_and_a_loss_on_the_first_half_excludes():
+  arms = [candidate("a", 1.5, score=1.1), candidate("b", 1.2, score=1.3), candidate("c", 0.99, score=1.4)]
+  assert advice.best_tried(arms).arm == "b" and advice.best_tried(arms[2:]) is None
+
+
+class Clock:
+  """Seconds that pass by `step` at every look."""
+
+  def __init__(self, step):
+    self.now, self.step = 0.0, step
+
+  def __call__(self):
+    self.now += self.step
+    return self.now
+
+
+@pytest.fixture
+def advisor(quick_compile, monkeypatch):
+  """An advisor of the tiny target with five requests of a kind, and ngram; its clock is made."""
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS.mark_as_parsed()
+  monkeypatch.setattr(settings.MAX_NEW_TOKENS._flagvalues["max_new_tokens"], "value", 8)
+  target, tokenizer = specjax.load(programs.ROOT / programs.TINY)
+
+  def made(step, minutes, arms=("ngram",)):
+    requests = [workloads.Request(id=f"{category}-{i}", category=category, language="en",
+                                  turns=("a b a b a b " * (i + 1),), source="here")
+                for category, i in itertools.product(("chat", "code"), range(5))]
+    kept = []
+    found = advising.Advisor(target, tokenizer, "tiny", requests, [[advice_arms.Arm(name, name) for name in arms]],
+                             minutes=minutes, raw=True, keep=kept.extend, clock=Clock(step))
+    monkeypatch.setattr(found, "_open", lambda *args: True)
+    monkeypatch.setattr(found, "_tune_lengths", lambda: None)
+    return found, kept
+  return made
+
+
+def test_time_that_is_left_is_spent_on_more_requests(advisor, monkeypatch):
+  """With time enough all requests of both halves are run by an arm that is near the best; without, one of each."""
+  counts = []
+  for step in (1e-4, 24.0):
+    found, kept = advisor(step, minutes=10)
+    monkeypatch.setattr(found, "_score", lambda name, kind: 1.2)
+    monkeypatch.setattr(found, "_first", lambda name: 1.2)
+    found.run()
+    halves = {half: {r["id"] for r in kept if r["half"] == half} for half in ("tuning", "held_out")}
+    assert not halves["tuning"] & halves["held_out"]
+    counts.append((len(halves["tuning"]), len(halves["held_out"])))
+  assert counts[0] == (6, 4) and counts[1] == (2, 2)
+
+
+def test_only_arms_near_the_best_race(advisor, monkeypatch):
+  found, _ = advisor(1e-3, minutes=10)
+  kind = next(iter(found.kinds))
+  scores = {"a": 1.5, "b": 1.36, "c": 1.34, "d": 0.9, "e": 1.4, "f": 1.45, "g": None}
+  found._draft_ms = dict.fromkeys(scores, 0.0)
+  monkeypatch.setattr(found, "_score", lambda name, kind: scores[name])
+  monkeypatch.setattr(found, "_bounded", lambda name, kind: None)
+  assert found._racers(kind) == ["a", "f", "e"]  # three at most
+  scores |= {"a": 0.8, "b": 0.91, "c": 0.89, "e": None, "f": None}
+  assert found._racers(kind) == ["b", "d"]  # near plain decoding, which nothing beats
+  found._stopped["b", kind] = "closed"
+  monkeypatch.setattr(found, "_bounded", lambda name, kind: "cannot pay")
+  assert found._racers(kind) == []
+
+
+def test_a_kind_of_few_requests_is_drawn_towards_all_kinds(advisor, monkeypatch):
+  found, _ = advisor(1e-3, minutes=10)
+  kind = next(iter(found.kinds))
+  monkeypatch.setattr(found, "_first", lambda name: 1.0)
+  found._pairs["a", kind, False] = [(10, 2.0)], [(10, 1.0)]
+  found._pairs["b", kind, False] = [(10, 2.0)] * 6, [(10, 1.0)] * 6
+  assert found._score("a", kind) == pytest.approx(2 ** (1 / 3)) and found._score("b", kind) == pytest.approx(2 ** 0.75)
+  assert found._score("c", kind) is None
+
+
 def test_halves_share_no_request():
   for count in range(7):
     first, second = advice.halves(list(range(count)))
@@ -118,7 +195,7 @@ def test_kinds_lose_no_request_and_can_be_halved():
 
 def test_stages():
   shipped = lambda target, kind: kind in ("eagle3", "medusa")
-  names = lambda *args: [[arm.name for arm in stage] for stage in advising.stages_of(*args, "t", shipped)]
+  names = lambda *args: [[arm.name for arm in stage] for stage in advice_arms.stages_of(*args, "t", shipped)]
   assert names(None, []) == [["ngram", "suffix", "auto_lookup"], ["eagle3", "medusa"]]
   assert names(None, ["a", "b"])[1] == ["draft_model a", "draft_model b"]
   assert names(["suffix", "eagle3"], []) == [["suffix"], ["eagle3"]]
@@ -274,13 +351,14 @@ def test_another_length_is_tried_and_one_of_both_is_kept(quick_compile, monkeypa
   requests = [workloads.Request(id=f"{category}-{i}", category=category, language="en", turns=("a b a b a b " * (i + 1),),
                                 source="here") for category, i in itertools.product(("chat", "code"), range(2))]
   kept = []
-  found = advising.Advisor(target, tokenizer, "tiny", requests, [[advising.Arm("ngram", "ngram")]], minutes=5, raw=True,
+  found = advising.Advisor(target, tokenizer, "tiny", requests, [[advice_arms.Arm("ngram", "ngram")]], minutes=5, raw=True,
                            keep=kept.extend)
   monkeypatch.setattr(advising.advice_lengths, "best", lambda records, depth, *rest: (2, 1.5))
   monkeypatch.setattr(advising.Advisor, "_bounded", lambda *args: None)
   monkeypatch.setattr(advising.Advisor, "_open", lambda *args: True)
   speeds = {"ngram": 1.1, "ngram, draft_tokens=2": 1.1} | {faster: 1.3}
-  monkeypatch.setattr(advising.Advisor, "_pooled", lambda self, name, kinds, held: (speeds[name], None))
+  monkeypatch.setattr(advising.Advisor, "_first", lambda self, name: speeds[name])
+  monkeypatch.setattr(advising.Advisor, "_held", lambda self, name, kinds: (speeds[name], None))
   said = found.run()
   assert [[arm.name for arm in arms] for arms in found.stages] == [["ngram"], ["ngram, draft_tokens=2"]]
   assert {r["method"] for r in kept if r["half"] == "tuning"} == {"plain", "ngram", "ngram, draft_tokens=2"}

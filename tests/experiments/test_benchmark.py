@@ -1,5 +1,6 @@
 """The benchmark from its command line to its run folder, on a tiny target: what it writes, interrupts, resumptions."""
 import collections
+import functools
 import json
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 from experiments import workloads
 from experiments.harness import costs as costs_lib
 from experiments.harness import job
+from experiments.harness import near_ties
 import specjax
 from specjax import checkpoints
 from specjax import verifiers
@@ -551,13 +553,14 @@ def test_costs_are_those_of_the_batch(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("quick_compile_here")
 def test_the_gap_is_that_of_the_adjusted_logits(tmp_path):
   """With a bias on one id that id leads by it; before the minimum of tokens no end of sequence can lead."""
-  run = make_job(tmp_path)
+  target = make_job(tmp_path).plan.target
+  gap = functools.partial(near_ties.gap, target)
   prompt, output = [5, 6, 7], [8, 9]
-  free = run._gap(prompt, output)
-  assert run._gap(prompt + output, []) == pytest.approx(free, abs=1e-4)  # wherever the prompt ends
-  (end, *_) = run.plan.target.eos_ids
+  free = gap(prompt, output)
+  assert gap(prompt + output, []) == pytest.approx(free, abs=1e-4)  # wherever the prompt ends
+  (end, *_) = target.eos_ids
   with flagsaver.flagsaver(logit_bias=["11:500"]):
-    assert run._gap(prompt, output) > 400 > free
+    assert gap(prompt, output) > 400 > free
   with flagsaver.flagsaver(min_new_tokens=3, logit_bias=[f"{end}:1000"]):
-    assert run._gap(prompt, output) == pytest.approx(free, abs=1e-4)
-    assert run._gap(prompt, [*output, 10]) > 900
+    assert gap(prompt, output) == pytest.approx(free, abs=1e-4)
+    assert gap(prompt, [*output, 10]) > 900

@@ -51,7 +51,8 @@ def ended(root, tmp_path_factory):
       "draft": ("distill", [], DRAFT.format(tiny=programs.TINY, folder=str(root / "first" / "draft"))),
       "second": (*run("second", *sampled, start=model), ""),
       "changed": (*run("first", "--loss=jsd"), ""),
-      "both": (*run("refused", *model), ""),
+      "cut": (*run("cut", start=[f"--draft={programs.TINY}", "--draft_layers=0"]), ""),
+      "no layer of it": (*run("refused", *model), ""),
       "none": (*run("refused", start=()), ""),
       "no layer": (*run("refused", start=["--draft_layers=1,7"]), ""),
       "disorder": (*run("refused", start=["--draft_layers=1,0"]), ""),
@@ -68,7 +69,7 @@ def ended(root, tmp_path_factory):
   return dict(zip(cases, found, strict=True))
 
 
-@pytest.mark.parametrize("name", ["first", "second"])
+@pytest.mark.parametrize("name", ["first", "second", "cut"])
 def test_a_run_leaves_a_draft_model_its_numbers_and_their_picture(root, ended, name):
   end = ended[name]
   assert end.code == 0, end.err
@@ -77,7 +78,7 @@ def test_a_run_leaves_a_draft_model_its_numbers_and_their_picture(root, ended, n
   assert [row["step"] for row in rows] == list(range(4))
   assert end.out.splitlines()[-1].startswith(f"{root / name}/draft, held out, ")
   assert f"acceptance {before['acceptance']:.3f} before and {rows[-1]['held_out/acceptance']:.3f} after" in end.out
-  assert before["tokens_per_step"] >= 1 and 0 < before["acceptance"] < 1 or name == "first"
+  assert before["tokens_per_step"] >= 1 and 0 < before["acceptance"] < 1 or name != "second"
   assert (root / name / "curves.png").read_bytes()[:4] == b"\x89PNG"
   config, weights, tokenizer = checkpoints.load(root / name / "draft")
   theirs = checkpoints.load(programs.ROOT / programs.TINY)
@@ -107,8 +108,8 @@ def test_a_run_that_is_done_writes_again_what_is_lost_and_trains_no_more(ended):
 
 
 @pytest.mark.parametrize("case,message", [
-    ("changed", "holds a run with loss='kl', not 'jsd'"), ("both", "one of --draft and --draft_layers"),
-    ("none", "one of --draft and --draft_layers"), ("no layer", "--draft_layers=1,7: layers=(1, 7)"),
+    ("changed", "holds a run with loss='kl', not 'jsd'"), ("no layer of it", "--draft_layers=1: layers=(1,)"),
+    ("none", "--draft or --draft_layers is needed"), ("no layer", "--draft_layers=1,7: layers=(1, 7)"),
     ("disorder", "--draft_layers=1,0"), ("no list", "--draft_layers=first"), ("few", "too few; write more"),
     ("foreign", "was written by 'smollm2-135m'"), ("too long", "--max_tokens=999"),
     ("other option", "--tree_nodes is an option of methods"), ("other setting", "--top_k=4"),

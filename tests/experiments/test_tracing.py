@@ -1,12 +1,13 @@
 """The trace: its text is the measured one, its numbers are those of the laws, and it says why every path ended."""
-
 import json
+import types
 
 from absl import flags
 from absl.testing import flagsaver
 import numpy as np
 import pytest
 
+from experiments.harness import job
 from experiments.harness import measure
 from experiments.harness import run_folder
 from experiments.harness import tracing
@@ -101,7 +102,21 @@ def test_a_text_that_differs_is_told(tokenizer):
   records = measured(plan)
   records[0]["token_ids"][4] += 1
   _, differing = traced(plan, records)
-  assert differing == ["request a under plain: the traced text leaves the measured one at output token 4"]
+  assert list(map(str, differing)) == ["request a under plain: the traced text leaves the measured one at output token 4"]
+  assert differing[0].greedy and differing[0].shared == records[0]["token_ids"][:4]
+  assert differing[0].prompt == records[0]["prompt_ids"]
+
+
+@pytest.mark.parametrize("lead, faults", [(5e-5, 0), (2e-4, 1)])
+def test_a_near_tie_is_told_and_is_no_fault(tokenizer, monkeypatch, capsys, lead, faults):
+  plan = plan_of(tokenizer, [test_measure.request("a", "abab")], {"plain": proposers.Plain()}, max_new_tokens=6)
+  records = measured(plan)
+  records[0]["token_ids"][4] += 1
+  run = types.SimpleNamespace(plan=plan, folder=types.SimpleNamespace(records=lambda: records,
+                                                                      write_lines=lambda name, lines: list(lines)))
+  monkeypatch.setattr(job.near_ties, "gap", lambda target, prompt, output: lead)
+  assert len(job.Job.trace(run, 1)) == faults
+  assert ("at a near tie: the two best logits are 5.0e-05 apart" in capsys.readouterr().err) == (not faults)
 
 
 def test_the_first_requests_of_each_category_are_traced_and_no_more(tokenizer, monkeypatch):
