@@ -58,8 +58,9 @@ def main():
   folder.open()
   folder.write_json("environment.json", environment.describe())
   with tqdm(total=plan.runs, unit="run", leave=False, desc="compiling") as bar:
-    measure.warm_up(plan)
+    measure.warm_up(plan, lambda done, total: bar.set_postfix_str(f"{done} of {total} programs"))
     bar.set_description("measuring")
+    bar.set_postfix_str("")
     for records in measure.measure(plan, lambda: bar.update(1)):
       folder.append(records)
   judged = advice_check.judge(found, folder.records())

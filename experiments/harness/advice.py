@@ -113,10 +113,8 @@ def pairs(records: Sequence[dict]) -> list[tuple[int, float]]:
 
 
 def paired(base: Sequence[tuple], other: Sequence[tuple]) -> tuple[float | None, list[float] | None]:
-  """Speedup and its interval, of (tokens, seconds) a request, both in one order: by a paired bootstrap, or Student's
-  where requests are too few for one."""
-  interval = statistics.speedup_interval(base, other) or statistics.speedup_interval_of_few(base, other)
-  return statistics.speedup(base, other), interval
+  """Speedup and its interval, of (tokens, seconds) a request, both in one order; see `statistics`."""
+  return statistics.speedup(base, other), statistics.speedup_interval(base, other)
 
 
 def _measured(each):

@@ -26,6 +26,7 @@ from experiments.harness import methods
 from experiments.harness import settings
 from experiments.harness import sweep_setting
 from specjax import decode
+from specjax import proposers
 from specjax.theory import acceptance
 from specjax.theory import speedup
 from specjax.verifiers import point
@@ -192,21 +193,20 @@ class Advisor:
     self._bar.set_postfix(runs=self._done)
 
   def _time_parts(self, built):
-    """T(w) of the target once, by the first arm that drafts, and the draft of every arm."""
+    """T(w) of the target once, up to the widest pass that another draft length may ask for, and the draft of every arm."""
     request = next(iter(self.kinds.values()))[0]
     ids = self._given.tokenizer.encode(request.turns[0], add_special_tokens=True)
     text = (ids * (128 // len(ids) + 1))[:128]
     text = text[:max(2, self._given.target.max_context // 2)]
     params = settings.sampling_params()
+    if self._times is None:
+      found = costs_lib.step_costs(self._given.target, proposers.NGram(num_tokens=_MOST_TOKENS), text, params=params,
+                                   verifier=self._verifier)
+      self._times = speedup.StepTimes(speedup.Point(width, 1, len(text), ms) for width, ms in
+                                      zip(found["widths"], found["verify_ms"]))
     for name, proposer in built.items():
-      if self._times is None:
-        found = costs_lib.step_costs(self._given.target, proposer, text, params=params, verifier=self._verifier)
-        self._times = speedup.StepTimes(speedup.Point(width, 1, len(text), ms) for width, ms in
-                                        zip(found["widths"], found["verify_ms"]))
-        self._draft_ms[name] = found["draft_ms"]
-      else:
-        timer = costs_lib.draft_timer(self._given.target, proposer, text, params=params, verifier=self._verifier)
-        self._draft_ms[name] = float(np.median([timer() for _ in range(3)]))
+      timer = costs_lib.draft_timer(self._given.target, proposer, text, params=params, verifier=self._verifier)
+      self._draft_ms[name] = float(np.median([timer() for _ in range(3)]))
 
   def _width(self, nodes):
     return next(width for width in decode.WIDTHS if width >= nodes)

@@ -2,7 +2,7 @@
 
 Paired where they can be: only requests that both runs have are compared, their throughputs as in a speedup, with the
 bootstrap over requests (over batches, whose rows share their time). A cell is a regression where the whole interval
-lies below 1 and the ratio itself below 1 - threshold; without an interval, below 8 requests, none is called.
+lies below 1 and the ratio itself below 1 - threshold; without an interval, below 3 requests, none is called.
 """
 import collections
 import dataclasses

@@ -3,7 +3,8 @@
 The plain percentile interval of a bootstrap is too narrow for few requests: it knows neither that the sample's own
 spread falls short by n/(n-1), nor that the spread is estimated. Its levels are therefore moved out, so that for a mean
 of normal values it has Student's width (Hesterberg, "What Teachers Should Know About the Bootstrap", 2015, section 5.3,
-the expanded percentile interval). tests/experiments/test_interval_coverage.py holds what that gives.
+the expanded percentile interval). Below 8 requests a speedup's interval is Student's. What both give is held by
+tests/experiments/test_interval_coverage.py.
 """
 import functools
 
@@ -11,7 +12,8 @@ import numpy as np
 from scipy import stats
 
 REPEATING = 0.2  # a request repeats itself when at least this share of its output stands in repeated spans
-_LEAST_FOR_INTERVAL = 8
+_LEAST_FOR_INTERVAL = 8  # by a bootstrap
+_LEAST_FOR_ANY = 3
 _RESAMPLES = 2000
 
 
@@ -34,21 +36,24 @@ def speedup(base, other) -> float | None:
 
 
 def speedup_interval(base, other) -> list[float] | None:
-  """95% interval of `speedup` by a bootstrap over requests, paired; None below 8 requests."""
-  if len(base) < _LEAST_FOR_INTERVAL or len(base) != len(other):
+  """95% interval of `speedup` over requests, paired: by a bootstrap from 8 on, below that Student's, see `_student`; None
+  below 3 requests."""
+  if len(base) < _LEAST_FOR_ANY or len(base) != len(other):
     return None
+  if len(base) < _LEAST_FOR_INTERVAL:
+    return _student(base, other)
   sums = _resampled(len(base)) @ np.concatenate([np.asarray(base, float), np.asarray(other, float)], axis=1)
   return _interval(sums[:, 2] / sums[:, 3] / (sums[:, 0] / sums[:, 1]), len(base))
 
 
-def speedup_interval_of_few(base, other) -> list[float] | None:
-  """95% interval of `speedup` for 3 requests and more, too few for a bootstrap: Student's interval of the logarithm of
-  the ratio, whose variance is that of its linear part (the delta method for a ratio of sums, as surveys use it).
+def _student(base, other):
+  """For requests too few for a bootstrap, Student's interval of the logarithm of `speedup`, whose variance is that of its
+  linear part (the delta method for a ratio of sums, as surveys use it); None where there is no speedup.
 
   It is wide, 4.3 standard errors to each side of 3 requests, and presumes that requests scatter about normally.
   """
   n = len(base)
-  if n < 3 or n != len(other) or speedup(base, other) is None:
+  if speedup(base, other) is None:
     return None
   both = np.concatenate([np.asarray(base, float), np.asarray(other, float)], axis=1)
   parts = (both / both.sum(0)) @ [-1, 1, 1, -1]

@@ -41,7 +41,7 @@ def test_speedup_of_few(n):
   """Student's interval of the logarithm: at least nine in ten, from three requests on."""
   base, other = requests(np.random.default_rng(n), n)
   rate, faster = (np.divide(*side.sum((0, 1))) for side in requests(np.random.default_rng(1), 1000))
-  found = coverage([statistics.speedup_interval_of_few(a, b) for a, b in zip(base, other)], faster / rate)
+  found = coverage([statistics.speedup_interval(a, b) for a, b in zip(base, other)], faster / rate)
   assert 0.90 <= found <= 0.98
 
 

@@ -370,7 +370,7 @@ def test_missing_companions_are_said(tmp_path, no_plots):
      "Partial run: ngram has fewer requests than other methods"),
     ({"groups": [make_group("typical_lossy")]}, "typical_lossy is lossy"),
     ({"environment": {"warnings": ["the clock was throttled"]}}, "the clock was throttled"),
-    ({"groups": [make_group(speedup_interval=None, requests=4)]}, "too few requests (fewer than 8)"),
+    ({"groups": [make_group(speedup_interval=None, requests=4)]}, "too few requests (fewer than 3)"),
 ])
 def test_warnings(tmp_path, no_plots, kind, message):
   assert message in render(write_run(tmp_path, **kind)).text

@@ -32,13 +32,13 @@ def test_speedup_is_pooled():
 def test_an_interval_of_few_requests():
   """By hand: logarithms of two equal and one doubled rate; none where there are fewer than three, or no time."""
   base, other = [(10, 1.0)] * 3, [(10, 1.0), (10, 1.0), (10, 0.5)]
-  low, high = statistics.speedup_interval_of_few(base, other)
+  low, high = statistics.speedup_interval(base, other)
   parts = np.array([1 / 3 - 0.4, 1 / 3 - 0.4, 1 / 3 - 0.2])
   half = 4.302652729911275 * np.sqrt(1.5 * np.sum(parts ** 2))
   assert (low, high) == pytest.approx((1.2 * np.exp(-half), 1.2 * np.exp(half)))
-  assert statistics.speedup_interval_of_few(base, base) == pytest.approx([1, 1])
-  assert statistics.speedup_interval_of_few(base[:2], other[:2]) is None
-  assert statistics.speedup_interval_of_few([(10, 0.0)] * 3, other) is None
+  assert statistics.speedup_interval(base, base) == pytest.approx([1, 1])
+  assert statistics.speedup_interval(base[:2], other[:2]) is None
+  assert statistics.speedup_interval([(10, 0.0)] * 3, other) is None
 
 
 def test_speedup_compares_rates_not_times():
@@ -52,10 +52,12 @@ def test_speedup_without_tokens_or_time_is_none(base, other):
   assert statistics.speedup(base, other) is None
 
 
-def test_no_interval_below_eight_requests():
-  pairs = [(10, 1.0)] * 7
-  assert statistics.speedup_interval(pairs, pairs) is None
-  assert statistics.speedup_interval(pairs + pairs[:1], pairs + pairs[:1]) == pytest.approx([1, 1])
+def test_no_interval_below_three_requests_and_of_differences_below_eight():
+  pairs = [(10, 1.0)] * 8
+  for count in range(9):
+    found = statistics.speedup_interval(pairs[:count], pairs[:count])
+    assert found is None if count < 3 else found == pytest.approx([1, 1])
+    assert (statistics.difference_interval([1] * count, [1] * count) is None) == (count < 8)
 
 
 def test_no_interval_for_lists_that_do_not_pair():
