@@ -4,8 +4,9 @@
   python -m experiments.ablations --run=sim --outdir=runs/ablations
   python -m experiments.ablations --run=block_verification,tree_size
 
-"sim" are exact and need tables only, "toy" run models, "all" are both. Writes OUTDIR/NAME/result.json, plot.png and
-plot.svg for each, and OUTDIR/index.html, a page that shows all of them; prints a line an ablation with its verdict.
+"sim" are exact and need tables only, "toy" train small models or run SmolLM2, which takes minutes, "all" are both.
+Writes OUTDIR/NAME/result.json, plot.png and plot.svg for each, and OUTDIR/index.html, a page that shows all of them;
+prints a line an ablation with its verdict.
 """
 import pathlib
 

@@ -18,6 +18,7 @@ import numpy as np
 from tqdm import tqdm
 
 from experiments import workloads
+from experiments.harness import statistics
 import specjax
 from specjax import counters as counters_lib
 from specjax import drivers
@@ -185,6 +186,16 @@ class Counts:
   def accepted(self) -> float:
     """Of drafted tokens whose predecessors were accepted, the share that is: the mean acceptance of a token."""
     return rate(self.counted["accepted_per_position"].sum(), self.counted["trials_per_position"].sum())
+
+  @property
+  def drafting(self) -> float:
+    """The share of steps that drafted."""
+    return rate(self.counted["drafted_per_position"][:, 0].sum(), self.counted["steps"].sum())
+
+  @property
+  def repeating(self) -> float:
+    """The share of output tokens inside spans that repeat three times or more in a row."""
+    return rate(sum(map(statistics.repeated_tokens, self.texts)), sum(map(len, self.texts)))
 
   @property
   def speed(self) -> float:

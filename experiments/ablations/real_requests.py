@@ -15,7 +15,8 @@ from experiments.harness import statistics
 from specjax import verifiers
 from specjax.theory import acceptance
 
-_LENGTH = 3  # tokens of a draft
+_LENGTH = 3   # tokens of a draft
+_TOKENS = 32  # of an output
 _HEATS = (0.0, .2, .4, .6, .8, 1.0)
 _GREEDY, _DRAWN = "greedy drafts", "drawn drafts, rejection"
 # Traversal verification (its chain, Llama-3.2-1B for 3.1-8B): tokens a step by temperature.
@@ -27,7 +28,8 @@ def temperature(options: base.Options, model: real_model.Model | None = None) ->
   model = model or real_model.load()
   arms = {(_GREEDY, heat): real_model.Arm(model.chain(_LENGTH), heat) for heat in (0.0, .4, 1.0)}
   arms |= {(_DRAWN, heat): real_model.Arm(model.drawn(_LENGTH), heat, verifiers.Rejection()) for heat in _HEATS[1:]}
-  found = real_model.measure(model, arms, model.asked(40), new_tokens=40, seed=options.seed, label="temperature")
+  found = real_model.measure(model, arms, model.asked(_TOKENS), new_tokens=_TOKENS, seed=options.seed,
+                             label="temperature")
   found[_DRAWN, 0.0] = found[_GREEDY, 0.0]  # a draw at temperature 0 is the argmax
   at = lambda name, heat: found[name, heat].accepted
   lost = {name: at(name, 0.0) - at(name, 1.0) for name in (_GREEDY, _DRAWN)}
@@ -59,12 +61,12 @@ def temperature(options: base.Options, model: real_model.Model | None = None) ->
 def languages(options: base.Options, model: real_model.Model | None = None) -> base.Result:
   """A trained head and lookups over languages and over kinds of requests."""
   model = model or real_model.load()
-  tokens = 40
-  talk = model.asked(tokens, ("chat",), 2, any_length=True) + model.asked(tokens, ("multilingual",), 99, any_length=True)
-  asked = talk + [one for one in model.asked(tokens, any_length=True) if one not in talk]
+  talk = [one for kind, each in (("chat", 2), ("multilingual", 99))
+          for one in model.asked(_TOKENS, (kind,), each, any_length=True)]
+  asked = talk + [one for one in model.asked(_TOKENS, any_length=True) if one not in talk]
   makers = {HEAD: model.chain, LOOKUP: real_model.lookup, SUFFIX: real_model.suffix}
   found = real_model.measure(model, {name: real_model.Arm(make(_LENGTH)) for name, make in makers.items()}, asked,
-                             new_tokens=tokens, seed=options.seed, label="languages")
+                             new_tokens=_TOKENS, seed=options.seed, label="languages")
   spoken = _groups([one.request.language for one in talk])
   kinds = _groups([one.request.category for one in asked])
   by_language, by_kind = ({name: {group: found[name].of(rows).tokens_per_step for group, rows in groups.items()}
@@ -81,6 +83,8 @@ def languages(options: base.Options, model: real_model.Model | None = None) -> b
       "the head yields most in English, of which it learnt": all(
           value < english for group, value in by_language[HEAD].items() if group != "en")})
   x = tuple(map(float, range(len(spoken))))
+  repeats = {group: found[HEAD].of(rows).repeating for group, rows in spoken.items()}
+  loop = max(repeats, key=repeats.get)
   left_out = sorted({request.category for request in model.requests} - set(kinds))
   return base.Result(
       "language of request and answer", "tokens a step",
@@ -89,11 +93,13 @@ def languages(options: base.Options, model: real_model.Model | None = None) -> b
           f"{name} {a:.0%} and {b:.0%}" for name, (a, b) in spreads.items()) + "; of drafted tokens accepted: " +
       ", ".join(f"{name} {value:.0%}" for name, value in rates.items()) + f". The head yields {english:.2f} in English "
       f"and {min(by_language[HEAD].values()):.2f} to {max(v for k, v in by_language[HEAD].items() if k != 'en'):.2f} "
-      f"elsewhere. Drafts of {_LENGTH}, {len(asked)} requests; the paper's n-grams are trained on other text, these look "
-      f"in the request's own{', so what does not fit is left out: ' + ', '.join(left_out) if left_out else ''}. "
+      f"elsewhere. Drafts of {_LENGTH}, {len(asked)} requests; the paper's n-grams are trained on other text, these "
+      f"look in the request's own, and draft only what stands there: up to {repeats[loop]:.0%} of an answer ({loop}) "
+      f"repeats itself{'; too long and left out: ' + ', '.join(left_out) if left_out else ''}. "
       f"{broken}".strip(),
-      ("requests", "number", *makers),
-      tuple((f"{what} {group}", str(len(rows)), *(f"{table[name][group]:.3f}" for name in makers))
+      ("requests", "number", *makers, "of the text repeats itself"),
+      tuple((f"{what} {group}", str(len(rows)), *(f"{table[name][group]:.3f}" for name in makers),
+             f"{found[HEAD].of(rows).repeating:.0%}")
             for what, groups, table in (("language", spoken, by_language), ("kind", kinds, by_kind))
             for group, rows in groups.items()), ticks=tuple(spoken), level=1.0)
 
@@ -106,11 +112,10 @@ def _groups(names: Sequence[str]) -> dict[str, list[int]]:
 def random_prompts(options: base.Options, model: real_model.Model | None = None) -> base.Result:
   """Tokens a step behind prompts of random tokens, over those behind real prompts of the same lengths."""
   model = model or real_model.load()
-  tokens = 48
-  real = model.asked(tokens)
+  real = model.asked(_TOKENS)
   made = randomised(model, real, options.seed)
   arms = {HEAD: real_model.Arm(model.chain(_LENGTH)), LOOKUP: real_model.Arm(real_model.lookup(_LENGTH))}
-  found = real_model.measure(model, arms, [one for pair in zip(real, made) for one in pair], new_tokens=tokens,
+  found = real_model.measure(model, arms, [one for pair in zip(real, made) for one in pair], new_tokens=_TOKENS,
                              seed=options.seed, label="random prompts")
   halves = {name: (counts.of(range(0, 2 * len(real), 2)), counts.of(range(1, 2 * len(real), 2)))
             for name, counts in found.items()}
@@ -124,10 +129,10 @@ def random_prompts(options: base.Options, model: real_model.Model | None = None)
       "drafts", "tokens a step, random over real prompts", (base.Series("SmolLM2-135M", x, tuple(over.values())),),
       (base.Published("throughput, about", (0.0,), (1.23,), "introduction of SPEED-Bench (huggingface.co/blog/nvidia/"
                       "speed-bench, 2026-03-19), at second hand: random tokens overestimate it by about 23%"),),
-      verdict, f"Behind random tokens in the place of the message, {len(real)} prompts of the same lengths: " + "; ".join(
+      verdict, f"With random tokens in the place of the message, {len(real)} prompts of the same lengths: " + "; ".join(
           f"{name} {b.tokens_per_step:.2f} tokens a step instead of {a.tokens_per_step:.2f} ({over[name]:.2f} times, "
-          f"{shown(edges[name])})" for name, (a, b) in halves.items()) + ". How far it is off depends on what the model "
-      f"answers to noise; either way such prompts do not measure what requests gain. {broken}".strip(),
+          f"{shown(edges[name])})" for name, (a, b) in halves.items()) + ". How far that is off depends on what the "
+      f"model answers to noise; either way such prompts do not measure what requests gain. {broken}".strip(),
       ("drafts and prompts", "tokens a step", "of drafted accepted", "output tokens"),
       tuple((f"{name}, {what}", f"{counts.tokens_per_step:.3f}", f"{counts.ratios['acceptance_rate'] or 0:.3f}",
              str(counts.counted["output_tokens"].sum())) for name, both in halves.items()
@@ -148,7 +153,8 @@ def randomised(model: real_model.Model, asked: Sequence[real_model.Asked], seed:
 
 
 ABLATIONS = (
-    base.Ablation("real_temperature", "Temperature on SmolLM2-135M", "2211.17192", "Table 3", (4, 5), "toy", temperature),
+    base.Ablation("real_temperature", "Temperature on SmolLM2-135M", "2211.17192", "Table 3", (4, 5), "toy",
+                  temperature),
     base.Ablation("real_languages", "A trained head and lookups over languages and kinds, SmolLM2-135M", "2605.30580",
                   "acceptance and speed by language and task", (30,), "toy", languages),
     base.Ablation("real_random_prompts", "Prompts of random tokens, SmolLM2-135M", "2604.09557",

@@ -1,13 +1,16 @@
-"""How far drafts agree with text that the target wrote, and how sure a difference between two drafters is.
+"""How far drafts go on text that the target wrote, and how sure a difference between two drafters is.
 
 A drafter is replayed on the text: behind every token of an answer stands the chain, or tree, that it would draft there,
-from the true features of what comes before and its own outputs behind. Since the text is the target's own, what agrees
-with it is what decoding accepts; steps that follow each other are those of a decoding run, no sampling is involved.
+from the true features of what comes before and its own outputs behind. What follows is exact given the text, with
+nothing drawn anew. Of drafts that are drawn from q and judged by Leviathan's rule the text's own path is accepted with
+the product of min(1, q / p) of its tokens: over texts that is the sum of min(p, q) over all paths. Drafts that are
+chosen are accepted where they are the text's. From the chance that a step ends at each place follow those of the steps
+behind it, and so the steps that decoding this text takes.
 
-Differences carry the error of a paired bootstrap over sequences. It holds what another text would change, not what other
-first weights would.
+Differences carry the error of a paired bootstrap over sequences. It holds what another text would change, not what
+other first weights would.
 
-Letters: N sequences, S tokens, D places of a chain.
+Letters: B, N sequences, S tokens, D places of a chain, V ids.
 """
 from collections.abc import Callable
 import dataclasses
@@ -29,39 +32,44 @@ class Replay:
   """Accepted drafts by entry; entry t drafts behind token t + 1, as in `specjax.training.by_depth`.
 
   Attributes:
-    accepted: i32[N, S]; how many of a chain's drafts are the text's, one after the other. room: i32[N, S]; tokens of
-      the answer that are left there, 0 where nothing is drafted. depth: D.
+    survival: f[N, S, D]; the chance that the first i + 1 drafts are accepted, given the text.
+    room: i32[N, S]; tokens of the answer that are left there, 0 where nothing is drafted.
   """
-  accepted: np.ndarray
+  survival: np.ndarray
   room: np.ndarray
-  depth: int
 
   @functools.cached_property
   def hits(self) -> np.ndarray:
-    """i64[N, D]: drafts that were accepted, by place."""
-    return np.stack([((self.accepted > i) & (self.room > i)).sum(1) for i in range(self.depth)], 1)
+    """f[N, D]: drafts that are accepted, by place."""
+    return np.where(self._inside, self.survival, 0).sum(1)
 
   @functools.cached_property
   def tried(self) -> np.ndarray:
-    """i64[N, D]: drafts whose chain was right up to them."""
-    return np.stack([((self.accepted >= i) & (self.room > i)).sum(1) for i in range(self.depth)], 1)
+    """f[N, D]: drafts whose chain is accepted up to them."""
+    before = np.concatenate([np.ones_like(self.survival[..., :1]), self.survival[..., :-1]], -1)
+    return np.where(self._inside, before, 0).sum(1)
 
   @functools.cached_property
   def steps(self) -> np.ndarray:
-    """i64[N, 2]: steps that decoding the answer takes, and its tokens."""
-    out = np.zeros((len(self.room), 2), np.int64)
-    for row, (accepted, room) in enumerate(zip(self.accepted, self.room)):
-      first, = np.nonzero(room)[0][:1]
-      at, total = first, room[first]
-      while at < first + total:
-        at += min(accepted[at], room[at] - 1) + 1
-        out[row, 0] += 1
-      out[row, 1] = total
-    return out
+    """f[N, 2]: steps that decoding the answer takes, and its tokens."""
+    rows, size, depth = self.survival.shape
+    # A step ends with a new token, so the last one of the text is not a draft.
+    last = np.arange(depth) >= self.room[..., None] - 1
+    reach = np.concatenate([np.ones((rows, size, 1)), np.where(last, 0, self.survival), np.zeros((rows, size, 1))], -1)
+    begins = np.zeros((rows, size + depth + 1))
+    begins[np.arange(rows), (self.room > 0).argmax(1)] = 1
+    for t in range(size):
+      begins[:, t] *= self.room[:, t] > 0
+      begins[:, t + 1:t + depth + 2] += begins[:, t, None] * -np.diff(reach[:, t])
+    return np.stack([begins[:, :size].sum(1), self.room.max(1)], 1)
+
+  @property
+  def _inside(self):
+    return np.arange(self.survival.shape[-1]) < self.room[..., None]
 
   def upto(self, depth: int) -> "Replay":
     """Of the first drafts of each chain alone."""
-    return Replay(np.minimum(self.accepted, depth), self.room, depth)
+    return Replay(self.survival[..., :depth], self.room)
 
 
 def conditional(replay: Replay, rows=slice(None)) -> np.ndarray:
@@ -92,20 +100,34 @@ def ranks(made: list[jax.Array], text: jax.Array) -> jax.Array:
   return jnp.stack(found, -1)
 
 
+def ratios(made: list[jax.Array], theirs: jax.Array, text: jax.Array) -> jax.Array:
+  """f32[B, S, D]: min(1, q / p) of the token of the text, as `ranks` has it; the target's logits are `theirs`
+  f[B, S, V], entry t behind token t."""
+  of_next = lambda logits, by: jnp.take_along_axis(jax.nn.log_softmax(logits), shifts.ahead(text, by)[..., None], -1)
+  log_p = of_next(theirs, 1)[..., 0]
+  return jnp.stack([jnp.exp(jnp.minimum(of_next(logits, 2 + i)[..., 0] - shifts.ahead(log_p, 1 + i), 0))
+                    for i, logits in enumerate(made)], -1)
+
+
+def of_drawn(found: np.ndarray, room: np.ndarray) -> Replay:
+  """Of drafts that are drawn, from `ratios` f[N, S, D]."""
+  return Replay(np.cumprod(found, axis=-1, dtype=np.float64), room)
+
+
 def of_chain(found: np.ndarray, room: np.ndarray) -> Replay:
   """Of the most probable drafts, from `ranks` i32[N, S, D]."""
-  return Replay(np.minimum(np.cumprod(found == 0, axis=-1).sum(-1), room), room, found.shape[-1])
+  return Replay(np.cumprod(found == 0, axis=-1, dtype=np.float64), room)
 
 
 def of_tree(found: np.ndarray, room: np.ndarray, parents, chosen) -> Replay:
   """Of a static tree whose node has a parent and the rank `chosen` among its place's drafts; node 0 is the root."""
-  depths, right = np.zeros(len(parents), np.int64), [np.ones(room.shape, bool)]
+  right, depths = [np.ones(room.shape, bool)], [0]
   accepted = np.zeros(room.shape, np.int64)
   for node in range(1, len(parents)):
-    depths[node] = depths[parents[node]] + 1
+    depths.append(depths[parents[node]] + 1)
     right.append(right[parents[node]] & (found[..., depths[node] - 1] == chosen[node]))
     accepted = np.maximum(accepted, depths[node] * right[node])
-  return Replay(np.minimum(accepted, room), room, int(depths.max()))
+  return Replay((accepted[..., None] > np.arange(max(depths))).astype(np.float64), room)
 
 
 def room_of(batch) -> np.ndarray:

@@ -1,8 +1,8 @@
 """How heads draft: what each draft knows of the ones before it, features that a head makes itself, more heads.
 
 Heads of three papers on one target, one text, one loss (the target's law, "soft_ce") and one number of passes over the
-text; the papers' heads differ in data, epochs and trees as well. All are replayed as chains of greedy drafts, see
-`toy_acceptance`. What each claims was written down before any of it had run.
+text; the papers' heads differ in data, epochs and trees as well. All are replayed as chains of drafts that are drawn
+at temperature 1, see `toy_acceptance`. What each claims was written down before any of it had run.
 """
 import numpy as np
 
@@ -14,7 +14,7 @@ from specjax import static_trees
 from specjax.training import trainers
 
 _TREE = 16  # nodes of the optimised tree, the root included
-_SELF_FED = 8  # places over which features are fed back
+_ABOUT = "arXiv 2401.15077, accuracy of the drafts of both, as quoted by a survey"
 
 
 def dependence(options: base.Options, size: toy_models.Size = toy_models.DEFAULT) -> base.Result:
@@ -33,10 +33,11 @@ def dependence(options: base.Options, size: toy_models.Size = toy_models.DEFAULT
   printed = {"Medusa": "2.51", "Hydra": "3.50", "EAGLE": "3.96"}
   return base.Result(
       "place in the chain", "acceptance given all before", tuple(_by_place(name, rates[name]) for name in names),
-      (base.Published("Medusa, about", (1.0,), (.6,), "arXiv 2401.15077, text: accuracy of Medusa's drafts", of="Medusa"),
-       base.Published("EAGLE, about", (1.0,), (.8,), "arXiv 2401.15077, text: accuracy of EAGLE's drafts", of="EAGLE")),
-      verdict, f"Behind the first draft, given all before, {_listed({n: toy_acceptance.pooled(r) for n, r in found.items()})} "
-      f"are accepted; tokens a step of chains of {size.heads}: {_listed(ours, 2)}. Hydra over Medusa: "
+      (base.Published("Medusa, about", (1.0,), (.6,), _ABOUT, of="Medusa"),
+       base.Published("EAGLE, about", (1.0,), (.8,), _ABOUT, of="EAGLE")),
+      verdict, "Behind the first draft, given all before, "
+      f"{_listed({n: toy_acceptance.pooled(r) for n, r in found.items()})} are accepted; tokens a step of chains of "
+      f"{size.heads}: {_listed(ours, 2)}. Hydra over Medusa: "
       f"{ours['Hydra'] / ours['Medusa']:.2f} (printed 1.10), Hydra++ over Medusa: "
       f"{ours['Hydra++'] / ours['Medusa']:.2f} (printed 1.27 to 1.31). {words}".strip(),
       ("drafter", *(f"place {i + 1}" for i in range(size.heads)), "tokens a step", "printed, Vicuna-13B, trees"),
@@ -44,9 +45,10 @@ def dependence(options: base.Options, size: toy_models.Size = toy_models.DEFAULT
 
 
 def self_fed(options: base.Options, size: toy_models.Size = toy_models.DEFAULT) -> base.Result:
-  """Acceptance behind n features that the head made itself: EAGLE, HASS and EAGLE-3, which meet them in training."""
+  """Acceptance behind n features that the head made itself, of EAGLE, which meets none such in training, and of HASS
+  and EAGLE-3, which do."""
   names, trained = ("EAGLE", "HASS", "EAGLE-3"), size.passes - 1
-  found = {name: toy_heads.replay(size, options.seed, name, _SELF_FED) for name in names}
+  found = {name: toy_heads.replay(size, options.seed, name, size.self_fed) for name in names}
   rates = {name: toy_acceptance.conditional(replay) for name, replay in found.items()}
 
   def fall(name, rows=slice(None)):
@@ -58,7 +60,7 @@ def self_fed(options: base.Options, size: toy_models.Size = toy_models.DEFAULT) 
       f"EAGLE's acceptance falls from 0 to {trained} self-fed features":
           toy_acceptance.gap(lambda rows: fall("EAGLE", rows), count),
       "EAGLE-3's falls less": toy_acceptance.gap(lambda rows: fall("EAGLE", rows) - fall("EAGLE-3", rows), count)})
-  source = "arXiv 2401.15077, table of n-alpha, temperature 0"
+  source = "arXiv 2401.15077, n-alpha of chains, as tabulated by a survey"
   return base.Result(
       "features that the head made itself", "acceptance given all before",
       tuple(_by_place(name, rates[name], first=0) for name in names),
@@ -67,18 +69,19 @@ def self_fed(options: base.Options, size: toy_models.Size = toy_models.DEFAULT) 
                       joined=True)), verdict,
       f"From 0 to {trained} self-fed features, as many as training met, acceptance falls by "
       f"{_listed({name: fall(name) for name in names})} (printed for EAGLE: .06 and .11; EAGLE-3's figure 7 shows it "
-      f"almost unchanged). Up to {_SELF_FED - 1}, by {_listed({n: v[0] - v[-1] for n, v in rates.items()})}. "
+      f"almost unchanged). Up to {size.self_fed - 1}, by {_listed({n: v[0] - v[-1] for n, v in rates.items()})}. "
       f"{words}".strip(),
-      ("head", *map(str, range(_SELF_FED))),
+      ("head", *map(str, range(size.self_fed))),
       tuple((name, *(f"{x:.3f}" for x in rates[name])) for name in names))
 
 
 def medusa_heads(options: base.Options, size: toy_models.Size = toy_models.DEFAULT) -> base.Result:
   """Tokens a step by the number of Medusa's heads, as a chain and as a tree chosen on other text.
 
-  Heads of a frozen target do not meet in training, so n heads are the first n of all.
+  Drafts are each head's most probable ids, as Medusa's are, for text of temperature 1. Heads of a frozen target do not
+  meet in training, so n heads are the first n of all.
   """
-  found, room = toy_heads.ranks(size, options.seed, "Medusa", size.heads)
+  found, _, room = toy_heads.measured(size, options.seed, "Medusa", size.heads)
   lab = toy_models.lab(size, options.seed)
   head = trainers.with_accuracy(toy_heads.trained(size, options.seed, "Medusa"), lab.data(), lab.target,
                                 toy_heads.all_ids(size))
@@ -96,7 +99,7 @@ def medusa_heads(options: base.Options, size: toy_models.Size = toy_models.DEFAU
           lambda rows: toy_acceptance.tokens(trees[-1], rows) - toy_acceptance.tokens(chains[-1], rows), len(room))})
   of_chain, of_tree = ([1.0, *map(toy_acceptance.tokens, replays)] for replays in (chains, trees))
   x = tuple(map(float, range(size.heads + 1)))
-  source = "arXiv 2404.19737, self-speculative decoding with 1 to 4 heads, the first of them the target's own"
+  source = "arXiv 2404.19737, speedup with 1 to 4 heads, one of them the target's own, as quoted by a survey"
   return base.Result(
       "heads beside the target's own", "tokens a step; printed: speedup",
       (base.Series("chain", x, tuple(of_chain)), base.Series(f"best tree of {_TREE} nodes", x, tuple(of_tree))),
@@ -124,9 +127,9 @@ def _listed(values, digits=3):
 
 
 ABLATIONS = (
+    base.Ablation("medusa_heads", "The number of Medusa's heads", "2404.19737", "table of heads and speedup; Medusa's "
+                  "trees", (19,), "toy", medusa_heads),
     base.Ablation("head_dependence", "What a draft knows of the drafts before it", "2402.05109", "motivation and "
                   "speedup table", (20,), "toy", dependence),
     base.Ablation("self_fed_features", "Acceptance behind self-fed features", "2503.01840", "Figure 7, n-alpha", (16,),
-                  "toy", self_fed),
-    base.Ablation("medusa_heads", "The number of Medusa's heads", "2404.19737", "table of heads and speedup; Medusa's "
-                  "trees", (19,), "toy", medusa_heads))
+                  "toy", self_fed))

@@ -46,7 +46,7 @@ class CutHead(eagle_head.EagleHead):
 
 
 def cut(head: eagle_head.EagleHead, reads: str) -> CutHead:
-  """First weights of `eagle.init`, of a head that reads one input; for tokens the embedding passes as the feature does."""
+  """First weights of `eagle.init`, of a head that reads one input; an embedding then passes as a feature does."""
   fuse, width = head.fuse, head.config.shape.width
   if reads == "token":
     fuse = jnp.concatenate([fuse[:, width:], fuse[:, :width]], axis=1)
@@ -60,7 +60,7 @@ class Kind:
 
   Attributes:
     trainer: (lab, share of the text, ids i32[V], seed) -> a `trainers.Trainer`.
-    logits: (head, frozen, batch, D) -> D x f[B, S, V].
+    logits: (head, frozen, batch, D) -> D x f[B, S, V]; behind drafts that are the text's tokens.
     fused: whether it reads EAGLE-3's layers, not the last one's output.
   """
   trainer: Callable
@@ -119,24 +119,30 @@ def trained(size: toy_models.Size, seed: int, kind: str, share: float = 1.0):
 
 
 @functools.cache
-def ranks(size: toy_models.Size, seed: int, kind: str, depth: int,
-          share: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-  """The rank of the text's token among a trained head's drafts, i32[N, S, D], and the room of `toy_acceptance.Replay`,
-  i32[N, S], over all held-out text."""
+def measured(size: toy_models.Size, seed: int, kind: str, depth: int,
+             share: float = 1.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """`toy_acceptance.ranks` i32[N, S, D] and `ratios` f32[N, S, D] of a trained head over all held-out text, and the
+  room of `toy_acceptance.Replay`, i32[N, S]."""
   lab, head = toy_models.lab(size, seed), trained(size, seed, kind, share)
   frozen = shifts.frozen(lab.target, all_ids(size))
-  logits = jax.jit(lambda head, frozen, batch: toy_acceptance.ranks(
-      KINDS[kind].logits(head, frozen, batch, depth), batch.tokens))
   given = lab.measured(lab.fused if KINDS[kind].fused else lab.last)
-  found = np.concatenate([jax.device_get(logits(head, frozen, batch)) for batch in given])
+  found = [jax.device_get(_measured(head, frozen, batch, kind=kind, depth=depth)) for batch in given]
   room = np.concatenate([toy_acceptance.room_of(batch) for batch in given])
   real = room.any(1)  # rows that fill a batch up are empty
-  return found[real], room[real]
+  return *(np.concatenate(parts)[real] for parts in zip(*found)), room[real]
+
+
+@functools.partial(jax.jit, static_argnames=("kind", "depth"))
+def _measured(head, frozen, batch, *, kind, depth):
+  made = KINDS[kind].logits(head, frozen, batch, depth)
+  theirs = jnp.einsum("bsd,vd->bsv", batch.hidden.astype(jnp.float32), frozen.head)
+  return toy_acceptance.ranks(made, batch.tokens), toy_acceptance.ratios(made, theirs, batch.tokens)
 
 
 def replay(size: toy_models.Size, seed: int, kind: str, depth: int, share: float = 1.0) -> toy_acceptance.Replay:
-  """The chains of a trained head."""
-  return toy_acceptance.of_chain(*ranks(size, seed, kind, depth, share))
+  """The chains that a trained head draws, at temperature 1."""
+  _, ratios, room = measured(size, seed, kind, depth, share)
+  return toy_acceptance.of_drawn(ratios, room)
 
 
 def all_ids(size: toy_models.Size) -> np.ndarray:

@@ -1,10 +1,11 @@
 """A small target that is trained here, once a process, and its text: what every ablation of kind "toy" stands on.
 
-The text is what SmolLM2-135M wrote (`experiments/corpora`), as ids: its most frequent ids keep one each, all others share
-the last. Nothing is downloaded and no tokenizer is needed. The target is a decoder with Llama's parts, trained from
-nothing by `specjax.training.pretrain`. One in twelve prompts is held out, with its answer, from the target and from
-every head. All that is measured is measured there, on text that the target itself writes behind the first 64 tokens of
-those sequences: so a draft that is equal to the text is one that the target's own decoding would accept.
+The text is what SmolLM2-135M wrote (`experiments/corpora`), as ids: its most frequent ids keep one each, all others
+share the last. Nothing is downloaded and no tokenizer is needed. The target is a decoder with Llama's parts, trained
+from nothing by `specjax.training.pretrain`. One in twelve prompts is held out, with its answer, from the target and
+from every head. All that is measured is measured there, on text that the target itself writes behind the first 64
+tokens of those sequences, see `toy_acceptance`. It writes at temperature 1: half of what so small a target says
+greedily is loops.
 
 Letters: S tokens of a sequence.
 """
@@ -47,32 +48,33 @@ class Size:
     ids: of the target, those for rare ones and for the end of a text included. layers, width, attention: its layers,
       width and heads of attention.
     sequences: read of the corpora, or None for all. tokens: of a batch.
-    target_steps, target_rate: steps of the target, and their greatest size.
+    target_tokens, target_steps, target_rate: of a batch of the target's, its steps, and their greatest size.
     passes_over: of the text by a head. head_rate: its greatest step.
-    passes: of the training-time test. heads: Medusa's and Hydra's.
+    passes: of the training-time test. self_fed: places over which features are fed back when they are measured. heads:
+      Medusa's and Hydra's.
     draft_steps: of a draft model before it is distilled, and again while it is. draft_width: its width.
-    temperature: at which the target writes what is measured.
   """
   ids: int = 1024
   layers: int = 4
   width: int = 128
   attention: int = 4
   sequences: int | None = None
-  tokens: int = 2048
-  target_steps: int = 600
-  target_rate: float = 4e-3
-  passes_over: float = 1.0
+  tokens: int = 1024
+  target_tokens: int = 2048
+  target_steps: int = 400
+  target_rate: float = 3e-3
+  passes_over: float = 0.5
   head_rate: float = 2e-3
   passes: int = 4
+  self_fed: int = 8
   heads: int = 5
-  draft_steps: int = 120
+  draft_steps: int = 160
   draft_width: int = 64
-  temperature: float = 0.0
 
 
 DEFAULT = Size()
-TINY = Size(ids=64, width=16, attention=2, sequences=96, tokens=256, target_steps=6, passes_over=.1, passes=2, heads=3,
-            draft_steps=2, draft_width=8)
+TINY = Size(ids=64, layers=3, width=16, attention=2, sequences=96, tokens=256, target_tokens=256, target_steps=2,
+            passes_over=.05, passes=2, self_fed=3, heads=3, draft_steps=2, draft_width=8)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +86,6 @@ class Lab:
     folder: of the text for training; its features are those of `fused` and of `last`.
     written: of the held-out text, the same.
     rows: what the target was trained on, and what was held out.
-    metrics: of the target on held-out sequences, in nats a token and shares.
   """
   size: Size
   seed: int
@@ -94,7 +95,6 @@ class Lab:
   folder: pathlib.Path
   written: pathlib.Path
   rows: packed.RowData
-  metrics: dict
 
   def data(self, layers: tuple[int, ...] | None = None, share: float = 1.0) -> batches.Data:
     """Batches for training a head that reads `layers`, of a share of the text."""
@@ -121,7 +121,7 @@ def lab(size: Size, seed: int) -> Lab:
   """Trains the target and lets it write; once a process."""
   documents, held, ends = _text(size)
   rows = packed.RowData(documents=[ids for ids, _ in documents], held=[ids for ids, _ in held], eos=ends,
-                        size=LONGEST, tokens=size.tokens)
+                        size=LONGEST, tokens=size.target_tokens)
   loss = functools.partial(pretrain.next_token, balance=0.0)
   target = run("target", fresh.decoder(config(size, size.layers, size.width), seed), loss,
                lambda step: rows.batch(step, seed), size.target_steps, size.target_rate)
@@ -133,12 +133,7 @@ def lab(size: Size, seed: int) -> Lab:
   fused, last = tuple(range(1, size.layers)), (size.layers,)
   for place in (train, written):
     _features(target, place, fused, last)
-  measure = jax.jit(lambda params, batch: loss(params, batch)[1])
-  found = [jax.device_get(measure(target, batch)) for batch in rows.evaluation()]
-  mean = {name: float(np.average([row[name] for row in found], weights=[row["counted"] for row in found]))
-          for name in ("cross_entropy", "accuracy")}
-  return Lab(size=size, seed=seed, target=target, fused=fused, last=last, folder=train, written=written, rows=rows,
-             metrics=mean)
+  return Lab(size=size, seed=seed, target=target, fused=fused, last=last, folder=train, written=written, rows=rows)
 
 
 def config(size: Size, layers: int, width: int) -> DecoderConfig:
@@ -179,9 +174,9 @@ def _text(size):
 
 
 def _written(target, openings, size, seed):
-  """Pairs of ids and `OPENING`: what the target writes behind each opening, with those that it leaves empty left out."""
+  """Pairs of ids and `OPENING`: what the target writes behind each opening; those that it leaves empty are left out."""
   result = specjax.generate(target, specjax.proposers.Plain(), [ids.tolist() for ids in openings],
-                            specjax.SamplingParams(temperature=size.temperature), max_new_tokens=LONGEST - OPENING,
+                            specjax.SamplingParams(temperature=1.0), max_new_tokens=LONGEST - OPENING,
                             key=jax.random.key(seed))
   return [(np.concatenate([ids, answer]).astype(np.int32), OPENING)
           for ids, answer in zip(openings, result.token_ids) if len(answer) > 1]

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.harness import mappings
 from experiments.harness import rules
 from experiments.harness import settings
 from experiments.workloads import Request
@@ -99,7 +100,11 @@ def split_done(plan: Plan, records: list[dict]) -> tuple[list[dict], list[list[R
 
 
 def warm_up(plan: Plan, report=lambda done, total: None) -> None:
-  """Compiles what the first turns need; later turns may still reach a longer bucket (see `measure`)."""
+  """Compiles what the first turns need; later turns may still reach a longer bucket (see `measure`).
+
+  Raises:
+    ValueError: the programs are more than the system has memory mappings for, see `mappings.check`.
+  """
   shapes = {}
   for batch in plan.batches:
     prompts = [_first_prompt(plan, r) for r in batch]
@@ -110,6 +115,7 @@ def warm_up(plan: Plan, report=lambda done, total: None) -> None:
       shapes[name, len(batch), first, last, frozenset(drivers.chunks(max(sizes) - 1))] = (proposer, prompts)
   for done, (proposer, prompts) in enumerate(shapes.values()):
     report(done, len(shapes))
+    mappings.check()
     drivers.warm_up(plan.target, proposer, prompts, settings.sampling_params(),
                     max_new_tokens=plan.max_new_tokens, key=settings.random_key(), verifier=plan.verifier)
   report(len(shapes), len(shapes))

@@ -93,7 +93,7 @@ function explore(section, requests) {
     const token = `“${shown(end.piece)}” (p ${probability(end.p)})`;
     if (end.reason === "stop") return "ended by a stop inside the accepted path";
     if (end.reason === "budget") return "ended by the token budget inside the accepted path";
-    if (end.reason === "rejected") return `rejected by draw${draw}: the new token is ${token}`;
+    if (end.reason === "rejected") return `rejected${draw && ` by draw${draw}`}: the new token is ${token}`;
     return step.tokens.length === 1 ? `nothing was drafted: the token is ${token}`
       : `no child left to follow: the new token${draw} is ${token}`;
   }

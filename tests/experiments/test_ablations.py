@@ -40,6 +40,7 @@ def test_the_registry():
   items = {item for name in SIMS for item in registry.ALL[name].items}
   assert len(items) >= 24 and items <= set(registry.QUESTIONS)
   assert list(registry.QUESTIONS) == list(range(1, 34))
+  assert {ablation.kind for ablation in registry.ALL.values()} == set(base.KINDS)
   for name, ablation in registry.ALL.items():
     assert name == ablation.name and re.fullmatch(r"[a-z0-9_]+", name) and ablation.kind in base.KINDS
     assert ablation.title and ablation.paper and ablation.answers and ablation.run.__doc__
@@ -48,10 +49,11 @@ def test_the_registry():
 def test_choosing():
   names = lambda *given: [ablation.name for ablation in registry.choose(given)]
   assert names("sim") == SIMS and names("all") == list(registry.ALL)
+  assert names("toy") == [name for name in registry.ALL if name not in SIMS]
   assert names("tree_size", "lockstep", "tree_size") == [n for n in registry.ALL if n in ("tree_size", "lockstep")]
   assert names("sim", "tree_size") == SIMS
   for given in (["tree_sise"], [], ["sim", "nothing"]):
-    with pytest.raises(ValueError, match="--run=.*allowed are all, sim"):
+    with pytest.raises(ValueError, match="--run=.*allowed are all, sim, toy, "):
       registry.choose(given)
 
 
