@@ -44,10 +44,12 @@ def main():
   if not _WORKLOAD.value:
     raise ValueError("--workload is needed: requests that the advice was not made from")
   found, verifier = presets.apply_target(), rules.build()
+  advice_check.same(found, max_new_tokens=settings.MAX_NEW_TOKENS.value, temperature=settings.TEMPERATURE.value,
+                    raw=_RAW.value)
   requests = workloads.read_workload(_WORKLOAD.value, categories=_CATEGORIES.value, limit=_LIMIT.value)
   now = datetime.datetime.now()
   config = job.config(requests, command=" ".join(["python -m experiments.check_advice", *sys.argv[1:]]),
-                      date=now.isoformat(timespec="seconds"))
+                      date=now.isoformat(timespec="seconds")) | {"methods": ["plain", *advice_check.arms(found)]}
   folder = run_folder.RunFolder(_OUTDIR.value or f"runs/advice-check-{now:%Y-%m-%d-%H%M%S}",
                                 overwrite=_OVERWRITE.value, resume=False, config=config)
   target, tokenizer = sharded.load(found["target"])

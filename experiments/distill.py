@@ -3,10 +3,11 @@
   python -m experiments.distill --draft_layers=0,1,28,29 --corpus=data/smollm2 --outdir=runs/distill --steps=400
   python -m experiments.benchmark --methods=plain,draft_model --draft=runs/distill/draft
 
-The draft model is another one with the target's vocabulary (--draft), some layers of it (--draft with --draft_layers), or
-begins as some layers of the target (--draft_layers alone). The corpus is one of experiments.write_training_data; no features are computed. The run folder holds
-metrics.jsonl, curves.png, checkpoints, held-out numbers before the first step (before.json) and, at the end, the draft
-model (`draft/`: config.json, model.safetensors, tokenizer). A run that was killed goes on where it was.
+The draft model is another one with the target's vocabulary (--draft), some layers of it (--draft with --draft_layers),
+or begins as some layers of the target (--draft_layers alone). The corpus is one of experiments.write_training_data; no
+features are computed. The run folder holds metrics.jsonl, curves.png, checkpoints, held-out numbers before the first
+step (before.json) and, at the end, the draft model (`draft/`: config.json, model.safetensors, tokenizer). A run that
+was killed goes on where it was.
 """
 from absl import flags
 

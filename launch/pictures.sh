@@ -3,6 +3,7 @@
 # cores, and pictures of their pages by Debian's chromium and chromium-driver. See launch/environment.sh for PYTHON, VENV.
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 prepare test
+mkdir -p experiments/pictures
 run() { "$VENV/bin/python" -m "experiments.$@"; }
 run benchmark --methods=plain,ngram,suffix,eagle3 --trace=1 --outdir=runs/default --overwrite
 run sweep --vary=draft_tokens:1,3,7,15 --methods=ngram,suffix --limit=2 --max_new_tokens=64 --outdir=runs/draft_tokens \

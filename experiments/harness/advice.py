@@ -23,7 +23,7 @@ class Candidate:
     score: speedup on the first half by which the arm was chosen, see `advising`; None: `tried`.
     tried, expected: speedup measured on the first half, and that of the cost model from its counts; None: not tried.
     speedup, interval: on the second half; None: not measured there, or too few requests.
-    facts: what the rules read. stopped: why it was not tried.
+    facts: what the rules read. stopped: why it was not tried, or not any further.
   """
   arm: str
   method: str
@@ -75,7 +75,7 @@ def decide(category: str, language: str, candidates: Sequence[Candidate], memory
   Args:
     candidates: all that were tried, or stopped, on it. memory: bytes of each arm, beside the target's.
   """
-  sure = [each for each in candidates if each.speedup is not None and each.speedup > 1]
+  sure = [each for each in candidates if each.speedup is not None and each.speedup > 1 and not each.stopped]
   chosen = best_tried(sure)
   reasons, risks = [], []
   if chosen is None:

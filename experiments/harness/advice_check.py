@@ -28,6 +28,14 @@ def arms(found: dict) -> dict[str, tuple[str, dict]]:
   return {row["arm"]: (row["method"], row["settings"]) for row in rows}
 
 
+def same(found: dict, **conditions) -> None:
+  """Raises ValueError where the advice was made under other conditions, such as max_new_tokens, and names the flag."""
+  for name, value in conditions.items():
+    if name in found and found[name] != value:
+      raise ValueError(f"--{name}={value}: the advice was made with --{name}={found[name]}, and what it says is of that; "
+                       "give the same")
+
+
 def build(found: dict, given: methods.Given) -> dict:
   """Proposers of plain decoding and all arms, by name. Errors as of `methods.build_all`."""
   built = {"plain": methods.build("plain", given)}
@@ -64,8 +72,11 @@ def judge(found: dict, records: Sequence[dict]) -> dict:
   for kind, mine in by_kind.items():
     pairs = {name: advice.pairs([r for r in mine if r["method"] == name])
              for name in dict.fromkeys(r["method"] for r in mine)}
-    speeds = {name: advice.paired(pairs["plain"], each) for name, each in pairs.items() if name != "plain"}
+    speeds = {name: speed for name, each in pairs.items()
+              if name != "plain" and (speed := advice.paired(pairs["plain"], each))[0]}
     speeds["plain"] = 1.0, None
+    if decided[kind] not in speeds:  # it wrote nothing
+      continue
     best, advised = max(speeds, key=lambda name: speeds[name][0]), decided[kind]
     share = speeds[advised][0] / speeds[best][0]
     types.append({"category": kind[0], "language": kind[1], "requests": len(pairs["plain"]), "advised": advised,
@@ -73,7 +84,7 @@ def judge(found: dict, records: Sequence[dict]) -> dict:
                   "best_speedup": speeds[best][0], "share": share, "near": share >= NEAR})
   name = lambda each: f"{each['category']} ({each['language']})"
   slower = [each for each in types if each["speedup"] < 1]
-  return {"types": types, "near": sum(each["near"] for each in types) / len(types), "slower": list(map(name, slower)),
+  return {"types": types, "near": sum(each["near"] for each in types) / max(1, len(types)), "slower": list(map(name, slower)),
           "surely_slower": [name(each) for each in slower if each["interval"] and each["interval"][1] < 1]}
 
 
@@ -88,8 +99,8 @@ def rows(judged: dict) -> list[tuple[str, ...]]:
 def headline(judged: dict) -> str:
   """One sentence on all kinds."""
   count = len(judged["types"])
-  text = (f"What is advised is within {1 - NEAR:.0%} of the best measured method in {judged['near']:.0%} of {count} kinds "
-          "of request")
+  text = (f"What is advised is within {1 - NEAR:.0%} of the best measured method in {judged['near']:.0%} of {count} "
+          "kinds of request")
   if not judged["slower"]:
     return f"{text}, and slower than plain decoding in none."
   sure = ", ".join(judged["surely_slower"]) or "none of them"

@@ -166,8 +166,8 @@ def few_experts_shared(f):
 def beyond_the_ridge(f):
   """Compute-bound: every further node costs its share."""
   if f.ridge and f.batch * f.nodes > _RIDGE * f.ridge:
-    return (f"{f.batch} row{'s' * (f.batch > 1)} of {f.nodes} nodes are beyond {_RIDGE:g} of the {f.ridge:.0f} tokens up to which the "
-            "device waits for its memory: shrink the tree, then the chain")
+    return (f"{f.batch} row{'s' * (f.batch > 1)} of {f.nodes} nodes are beyond {_RIDGE:g} of the {f.ridge:.0f} "
+            "tokens up to which the device waits for its memory: shrink the tree, then the chain")
   return None
 
 

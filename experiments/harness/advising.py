@@ -37,6 +37,7 @@ _ANY_LENGTH = ("ngram", "suffix", "draft_model", "eagle3", "eagle")  # draft as 
 _TUNED = 2          # arms of another length, at most
 _MOST_TOKENS = 15
 _LENGTH_GAIN = 1.05  # predicted, from which another length is tried
+_MOST = 0.8         # of the kinds: on which an arm must have been tried to stand for all of them
 _RACE = 3           # arms of a kind that more requests are spent on, at most
 _NEAR = 0.9         # of the best one's speed: those arms
 _POOLED = 2         # requests that the speedup over all kinds counts for in that of a kind
@@ -45,8 +46,8 @@ _POOLED = 2         # requests that the speedup over all kinds counts for in tha
 class Advisor:
   """Measures a target on requests, stage by stage, within a time."""
 
-  def __init__(self, target, tokenizer, name: str, requests: list, stages: list[list[advice_arms.Arm]], *, minutes: float,
-               raw: bool = False, verifier=point.Point(), clock=time.monotonic, log=lambda text: None,
+  def __init__(self, target, tokenizer, name: str, requests: list, stages: list[list[advice_arms.Arm]], *,
+               minutes: float, raw: bool = False, verifier=point.Point(), clock=time.monotonic, log=lambda text: None,
                keep=lambda records: None):
     """
     Args:
@@ -76,7 +77,7 @@ class Advisor:
     measure.warm_up(plan)
     self._seconds = measure.estimate(plan) / len(everything)
     # How many runs there will be depends on what they show; that they end in time does not.
-    with tqdm(total=round((self._end - self._clock()) / 60, 1), unit="min", leave=False,
+    with tqdm(total=max(0.0, round((self._end - self._clock()) / 60, 1)), unit="min", leave=False,
               bar_format="{desc}: {percentage:.0f}%|{bar}| {n:.1f} of {total:.1f} min at most{postfix}") as self._bar:
       for each in self.stages:
         self._stage(each)
@@ -114,28 +115,33 @@ class Advisor:
       try:
         with sweep_setting.applied(arm.settings):
           proposer = methods.build_all([arm.method], self._given)[arm.method]
+        self._time_parts(arm.name, proposer)
       except ValueError as error:
         self.left_out.append({"arm": arm.name, "why": str(error)})
         continue
       self._proposers[arm.name] = built[arm.name] = proposer
     if built:
       self._log(f"trying {', '.join(built)}")
-      self._time_parts(built)
       self._round({kind: [name for name in built if self._open(name, kind)] for kind in self.kinds}, 0)
+
+  def _runs(self, wanted, index, held_out):
+    """Calls of `generate` of a round: turns count, and plain decoding is an arm."""
+    return sum((1 + len(names)) * len(self._half(kind, held_out)[index].turns)
+               for kind, names in wanted.items() if names)
 
   def _round(self, wanted, index, *, held_out=False):
     """Measures arms on the request of an index of each kind's half; kinds with the same arms together."""
     requests = {kind: self._half(kind, held_out)[index:index + 1] for kind, names in wanted.items() if names}
     for names in dict.fromkeys(tuple(wanted[kind]) for kind in requests):
       self._measure(names, {kind: each for kind, each in requests.items() if tuple(wanted[kind]) == names},
-                    held_out=held_out)
+                    held_out=held_out, index=index)
 
   def _race(self):
     """Further requests of the tuning half, for the arms of each kind that are near the best one there."""
     end = self._clock() + (self._end - self._clock()) / 2
     for index in range(1, max(len(self._half(kind, False)) for kind in self.kinds)):
       wanted = {kind: self._racers(kind) for kind in self.kinds if len(self._half(kind, False)) > index}
-      runs = sum(1 + len(names) for names in wanted.values() if names)
+      runs = self._runs(wanted, index, held_out=False)
       if not runs or not self._has_time(runs, self._end - end):
         return
       self._round(wanted, index)
@@ -145,7 +151,8 @@ class Advisor:
     scores = {name: score for name in self._draft_ms if (score := self._score(name, kind)) and not
               self._stopped.get((name, kind)) and (score >= 1 or not self._bounded(name, kind))}
     least = _NEAR * max([1.0, *scores.values()])
-    return sorted((name for name, score in scores.items() if score >= least), key=lambda n: -scores[n])[:_RACE]
+    near = sorted((name for name, score in scores.items() if score >= least), key=lambda n: -scores[n])[:_RACE]
+    return [name for name in scores if name in near]  # in one order, so that kinds with the same arms run together
 
   def _score(self, name, kind):
     """Speedup on the tuning half of a kind, drawn towards that over all kinds; None where it was not tried."""
@@ -158,7 +165,7 @@ class Advisor:
     count = len(pairs[0])
     return float(np.exp((count * np.log(own) + _POOLED * np.log(every)) / (count + _POOLED)))
 
-  def _measure(self, names, by_kind, *, held_out):
+  def _measure(self, names, by_kind, *, held_out, index):
     """Plain decoding and arms, interleaved, on the requests of each kind."""
     owner = {r.id: kind for kind, requests in by_kind.items() for r in requests}
     requests = [r for each in by_kind.values() for r in each]
@@ -167,13 +174,19 @@ class Advisor:
     plan = self._plan({"plain": self._proposers["plain"]} | {name: self._proposers[name] for name in names}, requests)
     begin, by_arm = self._clock(), {}
     self._progress("compiling")
-    measure.warm_up(plan)
-    for records in measure.measure(plan, lambda: self._progress("held out" if held_out else "tuning", 1)):
+    try:
+      measure.warm_up(plan)
+    except ValueError as error:  # the programs are more than the system has room for: what was measured still counts
+      self.left_out.append({"arm": ", ".join(names), "why": str(error)})
+      return
+    report = lambda: self._progress("held out" if held_out else "tuning", 1)
+    for done, records in enumerate(measure.measure(plan, report), start=1):
       self._keep([record | {"half": "held_out" if held_out else "tuning"} for record in records])
       for record in records:
         by_arm.setdefault((record["method"], owner[record["id"]]), []).append(record)
-      if not held_out and not self._has_time(0, self._reserve()):
-        self.left_out.append({"arm": ", ".join(names), "why": "the time of --minutes was over amid a stage"})
+      if not held_out and done < len(requests) and not self._has_time(0, self._reserve()):
+        if not index:
+          self.left_out.append({"arm": ", ".join(names), "why": "the time of --minutes was over amid a stage"})
         break
     self._spent += self._clock() - begin
     for kind in (kind for kind in by_kind if ("plain", kind) in by_arm):
@@ -192,21 +205,21 @@ class Advisor:
     self._bar.set_description_str(doing, refresh=False)
     self._bar.set_postfix(runs=self._done)
 
-  def _time_parts(self, built):
-    """T(w) of the target once, up to the widest pass that another draft length may ask for, and the draft of every arm."""
+  def _time_parts(self, name, proposer):
+    """T(w) of the target once, up to the widest pass that another draft length may ask for, and the draft of an arm."""
     request = next(iter(self.kinds.values()))[0]
     ids = self._given.tokenizer.encode(request.turns[0], add_special_tokens=True)
     text = (ids * (128 // len(ids) + 1))[:128]
     text = text[:max(2, self._given.target.max_context // 2)]
     params = settings.sampling_params()
     if self._times is None:
-      found = costs_lib.step_costs(self._given.target, proposers.NGram(num_tokens=_MOST_TOKENS), text, params=params,
-                                   verifier=self._verifier)
-      self._times = speedup.StepTimes(speedup.Point(width, 1, len(text), ms) for width, ms in
-                                      zip(found["widths"], found["verify_ms"]))
-    for name, proposer in built.items():
-      timer = costs_lib.draft_timer(self._given.target, proposer, text, params=params, verifier=self._verifier)
-      self._draft_ms[name] = float(np.median([timer() for _ in range(3)]))
+      points = []
+      for tokens in (7, _MOST_TOKENS):  # which widths a step may have depends on its widest one
+        found = costs_lib.step_costs(self._given.target, proposers.NGram(num_tokens=tokens), text, params=params)
+        points += [speedup.Point(width, 1, len(text), ms) for width, ms in zip(found["widths"], found["verify_ms"])]
+      self._times = speedup.StepTimes(points)
+    timer = costs_lib.draft_timer(self._given.target, proposer, text, params=params, verifier=self._verifier)
+    self._draft_ms[name] = float(np.median([timer() for _ in range(3)]))
 
   def _width(self, nodes):
     return next(width for width in decode.WIDTHS if width >= nodes)
@@ -226,7 +239,8 @@ class Advisor:
       better = advice_lengths.best(records, depth, lambda nodes: self._times.ms(self._width(nodes)),
                                    self._draft_cost(arm), max(depth, _MOST_TOKENS))
       if better and better[0] != depth and better[1] >= _LENGTH_GAIN:
-        tuned = advice_arms.Arm(f"{arm.name}, draft_tokens={better[0]}", arm.method, arm.settings | {"draft_tokens": better[0]})
+        tuned = advice_arms.Arm(f"{arm.name}, draft_tokens={better[0]}", arm.method,
+                                arm.settings | {"draft_tokens": better[0]})
         found.append((better[1], arm, tuned))
     found = sorted(found, key=lambda each: -each[0])[:_TUNED]
     if not found:
@@ -234,19 +248,26 @@ class Advisor:
     self.stages.append([tuned for _, _, tuned in found])
     self._stage(self.stages[-1])
     for _, arm, tuned in found:
-      times = {each.name: speed for each in (arm, tuned) if (speed := self._first(each.name))}
-      if len(times) < 2:
-        continue
-      slower, faster = sorted(times, key=times.get)
+      tried = [{kind for kind in self.kinds if (each.name, kind, False) in self._pairs} for each in (arm, tuned)]
+      both = [kind for kind in self.kinds if kind in tried[0] & tried[1]]
+      times = {each.name: self._first(each.name, both) or 0.0 for each in (arm, tuned)}
+      # One length a method: where the new one has not been seen on most kinds, the old one stays.
+      slower, faster = sorted(times, key=times.get) if len(both) >= _MOST * len(tried[0]) else (tuned.name, arm.name)
       for kind in self.kinds:
-        self._stopped.setdefault((slower, kind), f"over all kinds it was {times[slower]:.2f} times plain decoding's "
-                                                 f"speed, and {faster} {times[faster]:.2f}")
+        self._stopped.setdefault((slower, kind), f"over {len(both)} kinds it was {times[slower]:.2f} times plain "
+                                                 f"decoding's speed, and {faster} {times[faster]:.2f}")
 
-  def _first(self, name):
-    """Speedup over the first requests of all kinds, which all arms have in common where no bound closed them."""
-    sides = [[self._pairs[name, kind, False][side][0] for kind in self.kinds if (name, kind, False) in self._pairs]
-             for side in (0, 1)]
+  def _first(self, name, kinds=None):
+    """Speedup over the first requests of kinds, all by default, which all arms have in common where no bound closed
+    them."""
+    sides = [[self._pairs[name, kind, False][side][0] for kind in kinds or self.kinds
+              if (name, kind, False) in self._pairs] for side in (0, 1)]
     return advice.paired(*sides)[0]
+
+  def _tuning(self, name):
+    """Speedup over the whole tuning half as far as it was measured."""
+    mine = [pairs for (arm, _, held_out), pairs in self._pairs.items() if arm == name and not held_out]
+    return advice.paired(*(sum((pairs[side] for pairs in mine), []) for side in (0, 1)))[0]
 
   def _held(self, name, kinds):
     """Speedup and interval on the held-out requests of several kinds."""
@@ -303,20 +324,21 @@ class Advisor:
         wanted[kind] = list(names)
     for index in range(max(len(self._half(kind, True)) for kind in self.kinds)):
       open_ = {kind: names for kind, names in wanted.items() if len(self._half(kind, True)) > index}
-      if index and not self._has_time(sum(1 + len(names) for names in open_.values())):
+      if index and not self._has_time(self._runs(open_, index, held_out=True)):
         return
       self._round(open_, index, held_out=True)
 
   def _best_overall(self):
-    """The arm that is fastest on the tuning half of all kinds together, of those that were tried on most of them."""
+    """The arm that is fastest on the first requests of all kinds together, of those that were tried on most of them,
+    and faster than plain decoding on all of the tuning half."""
     found = {}
     tried = {name: [kind for kind in self.kinds if (name, kind, False) in self._pairs] for name in self._draft_ms}
     most = max(map(len, tried.values()), default=0)
     for name, kinds in tried.items():
-      if kinds and len(kinds) >= 0.8 * most and not all((name, kind) in self._stopped for kind in self.kinds):
+      if kinds and len(kinds) >= _MOST * most and not all((name, kind) in self._stopped for kind in self.kinds):
         found[name] = self._first(name) or 0.0
     best = max(found, key=found.get, default=None)
-    return best if best and found[best] >= advice.MARGIN else None
+    return best if best and found[best] >= advice.MARGIN and self._tuning(best) > 1 else None
 
   def _candidates(self, kind):
     found = []
@@ -353,21 +375,23 @@ class Advisor:
   def _facts(self, arm, kind):
     others = [self._counts[arm.name, other] for other in self.kinds
               if other[0] == kind[0] and other != kind and (arm.name, other) in self._counts]
+    held = len(self._pairs.get((arm.name, kind, True), ([],))[0])
     return advice_facts.of(
         arm, kind, self._counts[arm.name, kind], self._plain[kind], others, target=self._given.target,
         proposer=self._proposers[arm.name], step_ms=self._step_ms(arm.name, kind), times=self._times,
-        draft_ms=self._draft_ms[arm.name], held_out=len(self._pairs.get((arm.name, kind, True), ([],))[0]), lookup=arm.method in advice_arms.CHEAP)
+        draft_ms=self._draft_ms[arm.name], held_out=held, lookup=arm.method in advice_arms.CHEAP)
 
   def _advice(self):
     memory = {name: advice_facts.memory_bytes(self._given.target, proposer)
               for name, proposer in self._proposers.items()}
     decisions = [advice.decide(*kind, self._candidates(kind), memory) for kind in self.kinds]
-    return {"schema": 1, "target": self._given.name, "requests_of_a_half": max((len(plain) for plain, _ in self._pairs.values()), default=0),
+    most = max((len(plain) for plain, _ in self._pairs.values()), default=0)
+    return {"schema": 1, "target": self._given.name, "requests_of_a_half": most,
             "max_new_tokens": settings.MAX_NEW_TOKENS.value, "overall": self._overall(memory), "types": decisions,
             "left_out": self.left_out,
             "step_ms": [{"width": p.width, "ms": p.ms} for p in (self._times.points if self._times else ())],
             "draft_ms": self._draft_ms, "target_bytes": advice_facts.size(self._given.target),
-            "device": jax.devices()[0].device_kind}
+            "device": jax.devices()[0].device_kind, "raw": self._raw, "temperature": settings.TEMPERATURE.value}
 
   def _overall(self, memory):
     name = self.overall_arm

@@ -18,7 +18,8 @@ from experiments.report import tables
 
 REGRESSION, SLOWER, FASTER, SAME, TOO_FEW = "REGRESSION", "slower", "faster", "no difference", "too few requests"
 # What changes the work and not only its speed; told, where two runs differ in it.
-_TOLD = ("target", "workload", "max_new_tokens", "temperature", "batch_size", "verifier", "seed")
+_TOLD = ("target", "workload", "max_new_tokens", "temperature", "batch_size", "verifier", "seed",
+         "method_settings")
 _NEEDED = ("id", "category", "method", "seconds", "token_ids", "repeat", "turn", "batch", "counters")
 
 

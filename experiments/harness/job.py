@@ -40,7 +40,8 @@ def config(requests, *, command: str, date: str) -> dict:
           if module.startswith("experiments.") or module == sys.argv[0] for flag in defined
           if flag.name not in _NOT_SETTINGS}
   text = json.dumps([(r.id, r.turns) for r in requests], ensure_ascii=False).encode("utf-8")
-  return ours | {"method_settings": methods.given(), "request_ids": [r.id for r in requests], "requests_sha256": hashlib.sha256(text).hexdigest(),
+  own = {"method_settings": methods.given()} if methods.given() else {}
+  return ours | own | {"request_ids": [r.id for r in requests], "requests_sha256": hashlib.sha256(text).hexdigest(),
                  "command": command, "date": date}
 
 

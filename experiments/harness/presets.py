@@ -73,8 +73,8 @@ def apply_by_category() -> None:
   own = {}
   for each in kept:
     if own.setdefault(each["method"], each["settings"]) != each["settings"]:
-      raise ValueError(f"--preset={PRESET.value} recommends {each['method']} with {_flags(own[each['method']])} for some "
-                       f"requests and with {_flags(each['settings'])} for others; choose some by --categories")
+      raise ValueError(f"--preset={PRESET.value} recommends {each['method']} with {_flags(own[each['method']])} for "
+                       f"some requests and with {_flags(each['settings'])} for others; choose some by --categories")
   _check({name: value for settings in own.values() for name, value in settings.items()})
   _set({"target": advice["target"], "methods": list(dict.fromkeys(["plain", *own]))})
   methods_lib.give(own)

@@ -12,7 +12,7 @@ import numpy as np
 from scipy import stats
 
 REPEATING = 0.2  # a request repeats itself when at least this share of its output stands in repeated spans
-_LEAST_FOR_INTERVAL = 8  # by a bootstrap
+LEAST_FOR_BOOTSTRAP = 8
 _LEAST_FOR_ANY = 3
 _RESAMPLES = 2000
 
@@ -40,7 +40,7 @@ def speedup_interval(base, other) -> list[float] | None:
   below 3 requests."""
   if len(base) < _LEAST_FOR_ANY or len(base) != len(other):
     return None
-  if len(base) < _LEAST_FOR_INTERVAL:
+  if len(base) < LEAST_FOR_BOOTSTRAP:
     return _student(base, other)
   sums = _resampled(len(base)) @ np.concatenate([np.asarray(base, float), np.asarray(other, float)], axis=1)
   return _interval(sums[:, 2] / sums[:, 3] / (sums[:, 0] / sums[:, 1]), len(base))
@@ -74,7 +74,7 @@ def difference_interval(base, other) -> list[float] | None:
   Args:
     base, other: numbers or truth values, one a request, in the same order.
   """
-  if len(base) < _LEAST_FOR_INTERVAL or len(base) != len(other):
+  if len(base) < LEAST_FOR_BOOTSTRAP or len(base) != len(other):
     return None
   return _interval(_resampled(len(base)) @ np.subtract(other, base, dtype=float) / len(base), len(base))
 

@@ -5,7 +5,7 @@ one (method, category, values) cell: `method, category, values, requests, output
 tokens_per_step, acceptance_rate, tokens_per_second`, each of these rates with its 95% interval in `intervals`, `speedup`
 with the paired interval `speedup_interval` against plain decoding under the same setting, `latency_ms,
 time_to_first_token_ms, peak_memory_bytes, identical_to_plain`. Intervals are bootstraps over requests (of a batch over
-batches from 8 on, below that Student's), null below 3.
+batches), null below 8; a speedup's is Student's below 8, null below 3.
 """
 import collections
 
@@ -61,13 +61,15 @@ def _key(values):
 
 
 def _interval(records, top, bottom):
-  """95% interval of a pooled ratio, over batches, see `statistics.speedup_interval`; None below 3 of them, and where too few have any of
-  what it is a share of."""
+  """95% interval of a pooled ratio, by a bootstrap over batches; None below 8 of them, where Student's may leave what a
+  rate can be, and where too few have any of what it is a share of."""
   units = collections.defaultdict(lambda: np.zeros(2))
   repeats = 1 + max(record["repeat"] for record in records)
   for record in records:
     known = record["counters"] | {"tokens": len(record["token_ids"]), "seconds": record["seconds"]}
     units[record["batch"]] += np.array([known[top], known[bottom]]) / repeats
+  if len(units) < statistics.LEAST_FOR_BOOTSTRAP:
+    return None
   with np.errstate(invalid="ignore"):  # where nothing was drafted in all that was drawn again
     found = statistics.speedup_interval([(1, 1)] * len(units), list(units.values()))  # a ratio to a rate of 1
   return found if found and np.isfinite(found).all() else None

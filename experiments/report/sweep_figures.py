@@ -37,7 +37,7 @@ def draw_all(sweep: Sweep, folder: pathlib.Path) -> list[figures.Plot]:
     light = figures.render(draw, sweep, styles, figures.LIGHT, folder / f"{metric}.png")
     if light is not None:
       (folder / f"{metric}.svg").write_bytes(base64.b64decode(light.partition(",")[2]))
-      plots.append(figures.Plot(title, caption + " Bars are 95% intervals, where there are 8 requests or more.", light,
+      plots.append(figures.Plot(title, caption + " Bars are 95% intervals: of speedups from 3 requests on, of rates from 8.", light,
                                 figures.render(draw, sweep, styles, figures.DARK, None)))
   return plots
 

@@ -73,7 +73,7 @@ def _warnings(sweep, environment):
   if environment.get("backend") == "cpu":
     found.append("Measured on a CPU: the best value can differ on an accelerator.")
   if any(p["speedup"] is not None and p["speedup_interval"] is None for p in sweep["points"]):
-    found.append("Cells of fewer than 8 requests have no interval: which of their values is best is not settled.")
+    found.append("Cells of fewer than 3 requests have no interval: which of their values is best is not settled.")
   for point in sweep["points"]:
     same = point["identical_to_plain"]
     if point["category"] == "all" and same and same[0] < same[1]:

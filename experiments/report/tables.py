@@ -160,8 +160,8 @@ RESULTS = (
     Column("acceptance", "Accepted over drafted tokens, pooled. A dash where nothing was drafted.",
            _field(percent, "acceptance_rate")),
     Column("tokens/s", "Output tokens per second.", _field(short, "tokens_per_second")),
-    Column("speedup", "Against plain decoding, with the 95% interval over requests, paired: of a bootstrap, below 8 requests "
-           "Student's, below 3 none. ▲ and ▼: the whole interval lies above or below 1.", speedup_cell),
+    Column("speedup", "Against plain decoding, with the 95% interval over requests, paired: of a bootstrap, below 8 "
+           "requests Student's, below 3 none. ▲ and ▼: the whole interval lies above or below 1.", speedup_cell),
     Column("without repeats", "The speedup without the requests that hold repeating output.",
            _field(times, "speedup_without_repeats")),
     Column("repeated", "Output tokens inside a span that repeats three times or more in a row.",

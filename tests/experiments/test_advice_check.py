@@ -60,6 +60,12 @@ def test_requests_of_no_known_kind():
     advice_check.judge(advised(chat_en="ngram"), records("math", "en", ngram=1.0))
 
 
+def test_other_conditions_than_those_of_the_advice_are_refused():
+  advice_check.same({"max_new_tokens": 8, "raw": False}, max_new_tokens=8, raw=False, temperature=0.5)
+  with pytest.raises(ValueError, match="--max_new_tokens=9: the advice was made with --max_new_tokens=8"):
+    advice_check.same({"max_new_tokens": 8}, max_new_tokens=9)
+
+
 def test_arms_are_those_of_all_kinds():
   assert advice_check.arms(advised(chat_en="plain", code_en="ngram")) == {
       "ngram": ("ngram", {}), "ngram, draft_tokens=3": ("ngram", {"draft_tokens": 3})}
@@ -75,6 +81,9 @@ def run(tmp_path_factory):
   (folder / "advice.json").write_text(json.dumps(found))
   given = [f"--preset={folder}/advice.json", "--max_new_tokens=8", "--raw"]
   cases = [("check_advice", [*given, f"--workload={folder}/w.jsonl", f"--outdir={folder}/out"], ""),
+           ("check_advice", [*given, f"--workload={folder}/w.jsonl", f"--outdir={folder}/out", "--overwrite"],
+            "import json, pathlib; from experiments.harness import advice_check; judge = advice_check.judge\n"
+            "advice_check.judge = lambda *args: judge(*args) | {'surely_slower': ['chat (en)'], 'slower': ['chat (en)']}"),
            ("check_advice", [*given, f"--outdir={folder}/bad"], ""),
            ("check_advice", [*given, f"--workload={folder}/w.jsonl", "--target=x", f"--outdir={folder}/bad"], ""),
            ("check_advice", [*given, f"--workload={folder}/w.jsonl", "--draft_tokens=2", f"--outdir={folder}/bad"], "")]
@@ -82,18 +91,19 @@ def run(tmp_path_factory):
 
 
 def test_a_run_judges_every_kind(run):
-  folder, (ended, *_) = run
+  folder, (ended, again, *_) = run
   assert ended.code == 0, ended.err
+  assert again.code == 1 and "slower than plain decoding in chat (en)" in again.out, again.err
   judged = json.loads((folder / "out" / "check.json").read_text())
-  assert [each["category"] for each in judged["types"]] == ["chat", "code"] and judged["slower"] == []
+  assert [each["category"] for each in judged["types"]] == ["chat", "code"]
   made = [json.loads(line) for line in (folder / "out" / "requests.jsonl").read_text().splitlines()]
   assert {r["method"] for r in made} == {"plain", "ngram", "ngram, draft_tokens=3"} and len(made) == 18
   assert {tuple(r["token_ids"]) for r in made if r["id"] == "chat-2"} == {tuple(made[6]["token_ids"])}
-  assert advice_check.headline(judged) in ended.out
+  assert advice_check.headline(judged | {"slower": []}) in ended.out
 
 
 def test_bad_input(run):
-  folder, (_, workload, target, option) = run
+  folder, (_, _, workload, target, option) = run
   assert workload.code == 2 and "--workload is needed" in workload.message
   assert target.code == 2 and "--preset" in target.message and "--target" in target.message
   assert option.code == 2 and "--draft_tokens" in option.message

@@ -18,6 +18,8 @@ from experiments.harness import methods
 from experiments.harness import presets
 from experiments.harness import settings
 import specjax
+from specjax import decode
+from specjax import proposers
 import programs
 
 Facts = advice_rules.Facts
@@ -141,10 +143,11 @@ def advisor(quick_compile, monkeypatch):
 def test_time_that_is_left_is_spent_on_more_requests(advisor, monkeypatch):
   """With time enough all requests of both halves are run by an arm that is near the best; without, one of each."""
   counts = []
-  for step in (1e-4, 24.0):
+  for step in (1e-4, 22.0):
     found, kept = advisor(step, minutes=10)
     monkeypatch.setattr(found, "_score", lambda name, kind: 1.2)
-    monkeypatch.setattr(found, "_first", lambda name: 1.2)
+    monkeypatch.setattr(found, "_first", lambda name, kinds=None: 1.2)
+    monkeypatch.setattr(found, "_tuning", lambda name: 1.2)
     found.run()
     halves = {half: {r["id"] for r in kept if r["half"] == half} for half in ("tuning", "held_out")}
     assert not halves["tuning"] & halves["held_out"]
@@ -159,7 +162,7 @@ def test_only_arms_near_the_best_race(advisor, monkeypatch):
   found._draft_ms = dict.fromkeys(scores, 0.0)
   monkeypatch.setattr(found, "_score", lambda name, kind: scores[name])
   monkeypatch.setattr(found, "_bounded", lambda name, kind: None)
-  assert found._racers(kind) == ["a", "f", "e"]  # three at most
+  assert found._racers(kind) == ["a", "e", "f"]  # three at most, in the order of all arms
   scores |= {"a": 0.8, "b": 0.91, "c": 0.89, "e": None, "f": None}
   assert found._racers(kind) == ["b", "d"]  # near plain decoding, which nothing beats
   found._stopped["b", kind] = "closed"
@@ -170,11 +173,53 @@ def test_only_arms_near_the_best_race(advisor, monkeypatch):
 def test_a_kind_of_few_requests_is_drawn_towards_all_kinds(advisor, monkeypatch):
   found, _ = advisor(1e-3, minutes=10)
   kind = next(iter(found.kinds))
-  monkeypatch.setattr(found, "_first", lambda name: 1.0)
+  monkeypatch.setattr(found, "_first", lambda name, kinds=None: 1.0)
   found._pairs["a", kind, False] = [(10, 2.0)], [(10, 1.0)]
   found._pairs["b", kind, False] = [(10, 2.0)] * 6, [(10, 1.0)] * 6
   assert found._score("a", kind) == pytest.approx(2 ** (1 / 3)) and found._score("b", kind) == pytest.approx(2 ** 0.75)
   assert found._score("c", kind) is None
+
+
+def test_a_length_that_was_hardly_tried_does_not_close_the_old_one(advisor, monkeypatch):
+  """Tried on one kind of two, the new length is closed whatever it did there; on both, the faster one stays."""
+  for kinds, faster in ((1, "ngram"), (2, "ngram, draft_tokens=2")):
+    found, _ = advisor(1e-3, minutes=10)
+    monkeypatch.undo()
+    monkeypatch.setattr(advising.advice_lengths, "best", lambda *args: (2, 1.5))
+    monkeypatch.setattr(found, "_width", lambda nodes: nodes)
+    found._draft_ms["ngram"] = 0.0
+    found._proposers["ngram"] = proposers.NGram(num_tokens=7)
+    every = list(found.kinds)
+    for kind in every:
+      found._pairs["ngram", kind, False] = [(10, 2.0)], [(10, 1.5)]
+      found._counts["ngram", kind] = [{}]
+
+    def stage(arms, every=every, kinds=kinds, found=found):
+      for kind in every[:kinds]:
+        found._pairs[arms[0].name, kind, False] = [(10, 2.0)], [(10, 1.0)]
+
+    monkeypatch.setattr(found, "_stage", stage)
+    found._tune_lengths()
+    slower, = {"ngram", "ngram, draft_tokens=2"} - {faster}
+    assert {name for name, _ in found._stopped} == {slower} and len(found._stopped) == 2
+
+
+def test_passes_are_timed_at_every_width_that_a_length_may_ask_for(advisor, monkeypatch):
+  found, _ = advisor(1e-3, minutes=10)
+  widths = lambda target, proposer, text, **kwargs: {
+      "widths": decode.widths_for(proposer.max_nodes), "verify_ms": [1.0] * len(decode.widths_for(proposer.max_nodes))}
+  monkeypatch.setattr(advising.costs_lib, "step_costs", widths)
+  monkeypatch.setattr(advising.costs_lib, "draft_timer", lambda *args, **kwargs: lambda: 0.5)
+  found._time_parts("ngram", proposers.NGram())
+  assert {point.width for point in found._times.points} == {1, 4, 8, 16} and found._draft_ms == {"ngram": 0.5}
+
+
+def test_a_warm_up_beyond_the_time_still_ends_in_advice(advisor):
+  """Everything but plain decoding is left out, and said to be."""
+  found, kept = advisor(1000.0, minutes=0.1)
+  said = found.run()
+  assert said["overall"]["method"] == "plain" and {each["method"] for each in said["types"]} == {"plain"}
+  assert [each["arm"] for each in said["left_out"]] == ["ngram"] and not kept
 
 
 def test_halves_share_no_request():
@@ -351,13 +396,14 @@ def test_another_length_is_tried_and_one_of_both_is_kept(quick_compile, monkeypa
   requests = [workloads.Request(id=f"{category}-{i}", category=category, language="en", turns=("a b a b a b " * (i + 1),),
                                 source="here") for category, i in itertools.product(("chat", "code"), range(2))]
   kept = []
-  found = advising.Advisor(target, tokenizer, "tiny", requests, [[advice_arms.Arm("ngram", "ngram")]], minutes=5, raw=True,
-                           keep=kept.extend)
+  found = advising.Advisor(target, tokenizer, "tiny", requests, [[advice_arms.Arm("ngram", "ngram")]], minutes=5,
+                           raw=True, keep=kept.extend)
   monkeypatch.setattr(advising.advice_lengths, "best", lambda records, depth, *rest: (2, 1.5))
   monkeypatch.setattr(advising.Advisor, "_bounded", lambda *args: None)
   monkeypatch.setattr(advising.Advisor, "_open", lambda *args: True)
   speeds = {"ngram": 1.1, "ngram, draft_tokens=2": 1.1} | {faster: 1.3}
-  monkeypatch.setattr(advising.Advisor, "_first", lambda self, name: speeds[name])
+  monkeypatch.setattr(advising.Advisor, "_first", lambda self, name, kinds=None: speeds[name])
+  monkeypatch.setattr(advising.Advisor, "_tuning", lambda self, name: speeds[name])
   monkeypatch.setattr(advising.Advisor, "_held", lambda self, name, kinds: (speeds[name], None))
   said = found.run()
   assert [[arm.name for arm in arms] for arms in found.stages] == [["ngram"], ["ngram, draft_tokens=2"]]
@@ -365,7 +411,7 @@ def test_another_length_is_tried_and_one_of_both_is_kept(quick_compile, monkeypa
   slower, = set(speeds) - {faster}
   for each in said["types"]:
     rows = {row["arm"]: row for row in each["candidates"]}
-    assert rows[slower]["stopped"].startswith("over all kinds it was 1.10 times") and each["arm"] != slower
+    assert rows[slower]["stopped"].startswith("over 2 kinds it was 1.10 times") and each["arm"] != slower
     assert rows[faster]["stopped"] is None and rows["ngram, draft_tokens=2"]["settings"] == {"draft_tokens": 2}
   assert said["overall"]["arm"] == faster
   assert found._proposers["ngram, draft_tokens=2"].max_depth == 2 and found._proposers["ngram"].max_depth == 7
