@@ -6,7 +6,7 @@ prepare test
 mkdir -p experiments/pictures
 run() { "$VENV/bin/python" -m "experiments.$@"; }
 run benchmark --methods=plain,ngram,suffix,eagle3 --trace=1 --outdir=runs/default --overwrite
-run sweep --vary=draft_tokens:1,3,7,15 --methods=ngram,suffix --limit=2 --max_new_tokens=64 --outdir=runs/draft_tokens \
+run sweep --vary=draft_tokens:1,3,7,15 --methods=ngram --limit=1 --max_new_tokens=64 --outdir=runs/draft_tokens \
   --overwrite
 run ablations --run=sim --outdir=runs/ablations
 "$VENV/bin/python" launch/picture.py runs/default/report.html runs/default/explorer.png --of=explorer --click=trace-next \
