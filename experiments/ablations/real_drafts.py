@@ -51,8 +51,8 @@ def draft_length(options: base.Options, model: real_model.Model | None = None) -
     curves += [base.Series(name, x, tuple(ours)), base.Series(f"{name}, closed form", x, tuple(by_position))]
     best = int(np.argmax(speeds))
     said.append(f"{name}: {ours[1]:.2f} tokens a step at length 1 and {ours[-1]:.2f} at {_MOST}; the closed form by "
-                f"position is within {gap:.1%}, with one acceptance within {gap_one:.1%} (it takes the share of steps that "
-                f"draft for {longest.drafting:.0%} as at {_MOST}, at length 1 it is {found[name, 1].drafting:.0%}); "
+                f"position is within {gap:.1%}, with one acceptance within {gap_one:.1%} (both take the share of steps "
+                f"that draft for that at {_MOST}, {longest.drafting:.0%}; at 1 it is {found[name, 1].drafting:.0%}); "
                 f"fastest at length {best}, {speeds[best]:.2f} times plain")
     rows += [(f"{name}, {length}", f"{ours[length]:.3f}", f"{by_position[length]:.3f}", f"{one_rate[length]:.3f}",
               f"{found[name, length].accepted:.3f}", f"{speeds[length]:.2f}") for length in lengths]

@@ -38,8 +38,10 @@ def temperature(options: base.Options, model: real_model.Model | None = None) ->
       "drawn drafts are accepted less at 1 than at 0": lost[_DRAWN] > 0,
       "greedy drafts lose more": lost[_GREEDY] > lost[_DRAWN],
       "drawn, tokens a step fall from .2 to 1": steps[-1] < steps[1]})
+  ends = [_interval(found[_DRAWN, heat]) for heat in (0.0, 1.0)]
+  if verdict == base.AGREES and ends[1][1] > ends[0][0]:
+    verdict, broken = base.CANNOT_SAY, "The fall of drawn drafts is no larger than their 95% intervals."
   source = "arXiv 2211.17192, Table 3, T5-small for T5-XXL"
-  counted = lambda counts, name: counts.counted[f"{name}_per_position"].sum()
   return base.Result(
       "temperature", "acceptance of a drafted token",
       tuple(base.Series(name, heats, tuple(at(name, heat) for heat in heats))
@@ -53,9 +55,14 @@ def temperature(options: base.Options, model: real_model.Model | None = None) ->
       f"{_TRAVERSAL[1.0] / _TRAVERSAL[.2] - 1:+.0%}). {len(found[_DRAWN, 0.0].asked)} requests. {broken}".strip(),
       ("drafts", "acceptance", "95% from", "to", "tokens a step", "traversal paper"),
       tuple((f"{name} at {heat:g}", f"{counts.accepted:.3f}",
-             *(f"{edge:.3f}" for edge in acceptance.wilson(counted(counts, "accepted"), counted(counts, "trials"))),
+             *(f"{edge:.3f}" for edge in _interval(counts)),
              f"{counts.tokens_per_step:.3f}", f"{_TRAVERSAL[heat]:.2f}" if name == _DRAWN and heat else "-")
             for (name, heat), counts in sorted(found.items())))
+
+
+def _interval(counts):
+  """Wilson's, of the acceptance of a drafted token."""
+  return acceptance.wilson(*(counts.counted[f"{name}_per_position"].sum() for name in ("accepted", "trials")))
 
 
 def languages(options: base.Options, model: real_model.Model | None = None) -> base.Result:

@@ -7,8 +7,8 @@ what is missing to it is an upper bound of what the advice loses.
 from collections.abc import Sequence
 
 from experiments.harness import advice
+from experiments.harness import flag_values
 from experiments.harness import methods
-from experiments.harness import sweep_setting
 
 NEAR = 0.95  # of the best one's speed: as good as it
 COLUMNS = ("requests", "number", "advised", "speedup", "95% interval", "best measured", "its speedup", "share of it")
@@ -40,7 +40,7 @@ def build(found: dict, given: methods.Given) -> dict:
   """Proposers of plain decoding and all arms, by name. Errors as of `methods.build_all`."""
   built = {"plain": methods.build("plain", given)}
   for name, (method, settings) in arms(found).items():
-    with sweep_setting.applied(settings):
+    with flag_values.applied(settings):
       built[name] = methods.build_all([method], given)[method]
   return built
 

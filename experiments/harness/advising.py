@@ -21,10 +21,10 @@ from experiments.harness import advice_arms
 from experiments.harness import advice_facts
 from experiments.harness import advice_lengths
 from experiments.harness import costs as costs_lib
+from experiments.harness import flag_values
 from experiments.harness import measure
 from experiments.harness import methods
 from experiments.harness import settings
-from experiments.harness import sweep_setting
 from specjax import decode
 from specjax import proposers
 from specjax.theory import acceptance
@@ -113,7 +113,7 @@ class Advisor:
         self.left_out.append({"arm": arm.name, "why": "the time of --minutes was over"})
         continue
       try:
-        with sweep_setting.applied(arm.settings):
+        with flag_values.applied(arm.settings):
           proposer = methods.build_all([arm.method], self._given)[arm.method]
         self._time_parts(arm.name, proposer)
       except ValueError as error:

@@ -6,9 +6,9 @@ from typing import Callable
 
 from absl import flags
 
+from experiments.harness import flag_values
 from experiments.harness import method_options as options
 from experiments.harness import sharded
-from experiments.harness import sweep_setting
 from specjax import decode
 from specjax import proposers
 from specjax import static_trees
@@ -297,7 +297,7 @@ def given() -> dict[str, dict]:
 
 def _of(name):
   """Within, the flags are those of a method."""
-  return sweep_setting.applied(_OWN.get(name, {}))
+  return flag_values.applied(_OWN.get(name, {}))
 
 
 def check(names: list[str]) -> list[str]:

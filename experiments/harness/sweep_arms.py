@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from experiments.harness import draft_view
+from experiments.harness import flag_values
 from experiments.harness import methods
 from experiments.harness import rules
 from experiments.harness import settings as settings_lib
@@ -71,7 +72,7 @@ def check(names: list[str], varied) -> None:
   if not flags.FLAGS[_CUT.name].using_default_value and LAYERS.name not in given + [s.name for s in varied]:
     raise ValueError(f"--draft_cut={_CUT.value} says which layers --draft_layers keeps; add that, or leave it out")
   for values in combinations(varied):
-    with sweep_setting.applied(values):
+    with flag_values.applied(values):
       try:
         methods.check(names)
         settings_lib.sampling_params()
@@ -90,7 +91,7 @@ def build(names: list[str], varied, given: methods.Given) -> dict[str, tuple]:
   of_methods = [setting for setting in varied if not setting.of_request]
   found = [(Arm("plain", {}), proposers.Plain())]
   for values in combinations(of_methods):
-    with sweep_setting.applied(values):
+    with flag_values.applied(values):
       try:
         built = methods.build_all(names, given)
         found += [(Arm(name, values), sharded.drafter(_changed(proposer, given), given.target))

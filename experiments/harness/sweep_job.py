@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from experiments.harness import draft_view
 from experiments.harness import environment
+from experiments.harness import flag_values
 from experiments.harness import job
 from experiments.harness import measure
 from experiments.harness import methods
@@ -22,7 +23,6 @@ from experiments.harness import sharded
 from experiments.harness import summary as summary_lib
 from experiments.harness import sweep_arms
 from experiments.harness import sweep_prompts
-from experiments.harness import sweep_setting
 from experiments.harness import sweep_summary
 from experiments.report import sweep_report
 from specjax.models import base as models
@@ -57,7 +57,7 @@ class SweepJob(job.Job):
     requests = self._selected(requests, batch_size)
     self.points = []
     for values in sweep_arms.combinations([setting for setting in varied if setting.of_request]):
-      with sweep_setting.applied(values):
+      with flag_values.applied(values):
         fitted = requests
         if sweep_prompts.TOKENS.value is not None:
           fitted = sweep_prompts.fit(requests, requests, sweep_prompts.TOKENS.value, tokenizer,
@@ -114,7 +114,7 @@ class SweepJob(job.Job):
           bar.update(behind + done - bar.n)
           bar.refresh()
 
-        with sweep_setting.applied(point.values):
+        with flag_values.applied(point.values):
           measure.warm_up(point.left, report_progress)
 
   def measure(self) -> None:
@@ -129,7 +129,7 @@ class SweepJob(job.Job):
     with tqdm(total=runs, desc="measuring", unit="run", leave=False) as bar:
       measured = {turn.place: measure.measure(turn.point.left, lambda: bar.update(1)) for turn in waiting}
       for turn in in_turns(waiting):
-        with sweep_setting.applied(turn.point.values):
+        with flag_values.applied(turn.point.values):
           records = next(measured[turn.place])
         turn.done += 1
         self.folder.append([record | {"values": turn.point.values} for record in records])
@@ -150,7 +150,7 @@ class SweepJob(job.Job):
       mine = [r for r in records if r["values"] == point.values]
       if not mine:
         continue
-      with sweep_setting.applied(point.values):
+      with flag_values.applied(point.values):
         memory = {name: self._memory(proposer, mine) for name, proposer in point.plan.methods.items()}
         summary = summary_lib.summarize(mine, memory=memory, gaps=self._gaps(mine))
       groups += [sweep_summary.placed(group, self.arms[group["method"]], point.values) for group in summary["groups"]]
@@ -197,5 +197,5 @@ def in_turns(waiting):
 
 
 def _estimate(point):
-  with sweep_setting.applied(point.values):
+  with flag_values.applied(point.values):
     return measure.estimate(point.left)

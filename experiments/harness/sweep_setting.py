@@ -3,7 +3,6 @@
 A setting of a request (temperature, length, batch) changes what plain decoding does too, so each of its values has a
 plain arm of its own. A setting of a method changes drafts only, and all of its values share one plain arm.
 """
-import contextlib
 import dataclasses
 
 from absl import flags
@@ -86,23 +85,6 @@ def _setting(text):
   if len(set(values)) < len(values):
     raise ValueError(f"--vary={text}: a value stands twice; give each once")
   return Setting(name, tuple(values))
-
-
-@contextlib.contextmanager
-def applied(values: dict):
-  """Within, the flags have these values, as if they had been given.
-
-  Args:
-    values: by name of flag.
-  """
-  before = {name: (flags.FLAGS[name].value, flags.FLAGS[name].using_default_value) for name in values}
-  try:
-    for name, value in values.items():
-      flags.FLAGS[name].value, flags.FLAGS[name].using_default_value = value, False
-    yield
-  finally:
-    for name, (value, default) in before.items():
-      flags.FLAGS[name].value, flags.FLAGS[name].using_default_value = value, default
 
 
 def shown(value) -> str:

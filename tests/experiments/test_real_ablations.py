@@ -241,6 +241,7 @@ def test_claims_of_the_temperature(monkeypatch, model):
   run = lambda greedy, drawn: verdict(monkeypatch, model, "real_temperature", lambda arm, asked: counts(
       asked, [.6 - (greedy if arm[0] == "greedy drafts" else drawn) * arm[1]] * 3))
   assert run(.3, .1)[0] == base.AGREES
+  assert run(.3, .001)[0] == base.CANNOT_SAY  # a fall inside the intervals
   says = run(.05, .1)
   assert says[0] == base.DIFFERS and "greedy drafts lose more" in says[1]
   says = run(.3, -.1)

@@ -10,6 +10,7 @@ import pytest
 
 from experiments import workloads
 from experiments.harness import draft_view
+from experiments.harness import flag_values
 from experiments.harness import settings
 from experiments.harness import sweep_arms
 from experiments.harness import sweep_job
@@ -278,7 +279,7 @@ def test_values_are_applied_and_taken_back():
     one, other = sweep_setting.parse()
   assert (one.of_request, one.values, other.of_request, other.values) == (True, (0.0, 0.5), False, (2, 3))
   for values in sweep_arms.combinations((one, other)):
-    with sweep_setting.applied(values):
+    with flag_values.applied(values):
       assert settings.TEMPERATURE.value == values["temperature"]
       assert not flags.FLAGS["max_ngram"].using_default_value
   assert settings.TEMPERATURE.value == 0 and flags.FLAGS["max_ngram"].using_default_value
