@@ -151,3 +151,41 @@ def test_tokenizers_of_one_family_are_the_same():
   folder = checkpoints.Tokenizer.from_folder(programs.ROOT / programs.TINY)
   from specjax.checkpoints import vocabulary_map
   assert vocabulary_map.require_same(folder, folder) is None
+
+
+@pytest.fixture
+def own(monkeypatch):
+  monkeypatch.setattr(methods, "_OWN", {})
+  return methods.give
+
+
+def test_flags_of_one_method_are_no_other_methods(own):
+  """What is given for one method builds that one; the others, and the flags themselves, stay as they were."""
+  own({"ngram": {"draft_tokens": 3}, "suffix": {}})
+  names = methods.check(["plain", "ngram", "suffix"])
+  built = methods.build_all(names, methods.Given(tiny.pair()[0], tiny.tokenizer(), "t"))
+  assert (built["ngram"].num_tokens, built["suffix"].num_tokens) == (3, 7)
+  assert methods.given() == {"ngram": {"draft_tokens": 3}}
+  assert method_options.DRAFT_TOKENS.value is None and flags.FLAGS["draft_tokens"].using_default_value
+  own({})
+  assert methods.build("ngram", methods.Given(None, None, "t")).num_tokens == 7 and methods.given() == {}
+
+
+def test_a_method_is_not_given_what_it_does_not_read(own):
+  own({"ngram": {"tree_nodes": 4}})
+  with pytest.raises(ValueError, match="--tree_nodes=4 is given for ngram, which does not read it"):
+    methods.check(["plain", "ngram"])
+
+
+def test_what_a_method_needs_may_be_its_own(own):
+  with pytest.raises(ValueError, match="draft_model needs --draft"):
+    methods.check(["plain", "draft_model"])
+  own({"draft_model": {"draft": "a"}})
+  assert methods.check(["plain", "draft_model"]) == ["plain", "draft_model"]
+  with pytest.raises(ValueError, match="draft_tree needs --draft"):
+    methods.check(["draft_model", "draft_tree"])
+
+
+def test_whether_drafts_are_drawn_is_known_of_each(own):
+  own({"draft_model": {"draft": "a", "draft_sampled": True}})
+  assert methods.outline("draft_model").samples and not methods.outline("early_exit").samples
