@@ -7,7 +7,7 @@ length are then tried at that length, too; of the two the one that was faster ov
 
 What time is left is spent where it decides something: half of it on further requests of the tuning half, for the arms
 of each kind that are near its best one, the other half on the held-out requests, for the best arm of each kind and the
-best of all. Of few requests a kind's own speedup is noisy, so that the speedup over all kinds counts for two more.
+best of all. Of few requests a kind's own speedup is noisy, so that the speedup over all kinds counts for eight more.
 """
 import dataclasses
 import time
@@ -40,7 +40,7 @@ _LENGTH_GAIN = 1.05  # predicted, from which another length is tried
 _MOST = 0.8         # of the kinds: on which an arm must have been tried to stand for all of them
 _RACE = 3           # arms of a kind that more requests are spent on, at most
 _NEAR = 0.9         # of the best one's speed: those arms
-_POOLED = 2         # requests that the speedup over all kinds counts for in that of a kind
+_POOLED = 8         # requests that the speedup over all kinds counts for in that of a kind
 
 
 class Advisor:

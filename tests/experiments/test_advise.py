@@ -176,7 +176,7 @@ def test_a_kind_of_few_requests_is_drawn_towards_all_kinds(advisor, monkeypatch)
   monkeypatch.setattr(found, "_first", lambda name, kinds=None: 1.0)
   found._pairs["a", kind, False] = [(10, 2.0)], [(10, 1.0)]
   found._pairs["b", kind, False] = [(10, 2.0)] * 6, [(10, 1.0)] * 6
-  assert found._score("a", kind) == pytest.approx(2 ** (1 / 3)) and found._score("b", kind) == pytest.approx(2 ** 0.75)
+  assert found._score("a", kind) == pytest.approx(2 ** (1 / 9)) and found._score("b", kind) == pytest.approx(2 ** (6 / 14))
   assert found._score("c", kind) is None
 
 
